@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from seer_worker.process.drafts import Drafting
 from seer_worker.process.meters import Sizes, Step
+from seer_worker.process.pooling import PooledRequests
 
 from seer_core.model import Sampling
 from seer_core.ports.engine import ChunkJob
@@ -19,11 +20,13 @@ GROUP = "measure"
 class SglangBench:
     """Made-up requests for an idle engine."""
 
-    def __init__(self, engine: SglangEngine, sizes: Sizes, drafting: Drafting | None) -> None:
-        self._engine = engine
+    def __init__(
+        self, engine: SglangEngine, sizes: Sizes, drafting: Drafting | None, pool: PooledRequests | None
+    ) -> None:
+        self._engine, self._pool = engine, pool
         self._drafting = drafting
         self._added = 0
-        self.pooled = engine.pooling is not None
+        self.pooled = pool is not None
         self.sizes = sizes
 
     def add(self, name: str, prompt: Sequence[int], max_tokens: int, *, save: bool = False) -> None:
@@ -59,5 +62,5 @@ class SglangBench:
 
     def forget_saved(self) -> None:
         """Forget the KV that was saved."""
-        if self._engine.pooling is not None:
-            self._engine.pooling.pooled.forget_group(GROUP)
+        if self._pool is not None:
+            self._pool.forget_group(GROUP)

@@ -6,7 +6,7 @@ import itertools
 import socket
 import time
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -16,8 +16,11 @@ import torch
 from seer_worker.process.account import RequestStats
 from seer_worker.process.adapter import ScriptedTokens
 from seer_worker.process.drafts import SourceProposer
+from seer_worker.process.instance import LogitRow
+from seer_worker.process.kv_parts import KvParts
 from seer_worker.process.meters import Step
-from seer_worker.process.pooling import PAUSE_S, PooledRequests
+from seer_worker.process.pooling import PAUSE_S
+from seer_worker.process.stores import FailsafeStore
 from sglang.srt.configs.model_config import AttentionArch, ModelConfig
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_TOKEN, Req, ScheduleBatch
@@ -34,10 +37,12 @@ from seer_core.ports.kv import KVStore
 from seer_sglang import attention, drafting, internals
 from seer_sglang.blocks import SglangLayers
 from seer_sglang.pooling import KvPoolAdapter
+from seer_sglang.ranked_pool import FollowingPool, LeadingPool
+from seer_sglang.ranks import FollowingRank, LeadingRank, in_all_ranks
 from seer_sglang.sampling import ChunkState, SglangSampler
 from seer_sglang.scheduler import InlineScheduler
 
-__all__ = ["Chunk", "SglangEngine", "read_vocab_size", "server_args"]
+__all__ = ["Chunk", "SglangEngine", "free_port", "read_vocab_size", "server_args"]
 
 ABORTED = ChunkJob("aborted", "aborted", "aborted", [0], 1, 1, Sampling(), 0, 0)
 NO_LOGPROBS = -1
@@ -117,22 +122,35 @@ def read_vocab_size(args: ServerArgs) -> int:
 
 
 class SglangEngine:
-    """SGLang's scheduler and model in this process, and the chunks they are working on."""
+    """SGLang's scheduler and model in this process, and the chunks they are working on.
 
-    def __init__(self, args: ServerArgs, proposer: SourceProposer | None = None) -> None:
-        self._room = None if proposer is None else drafting.DraftBudget(1 + proposer.drafting.draft_tokens)
+    With tensor parallelism it is one of ``ranks``, which meet at a ``port`` of the loopback.  Rank 0's has
+    the ``proposer``, if its arguments have drafts.
+    """
+
+    def __init__(
+        self,
+        args: ServerArgs,
+        proposer: SourceProposer | None = None,
+        ranks: LeadingRank | FollowingRank | None = None,
+        port: int | None = None,
+    ) -> None:
+        self.ranks = LeadingRank() if ranks is None else ranks
+        nodes = args.speculative_num_draft_tokens if args.speculative_algorithm is not None else None
+        self._room = None if nodes is None else drafting.DraftBudget(nodes)
         if self._room is not None:
             drafting.put_in_place(self._room)
-        publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
-        self.scheduler = InlineScheduler(args, _ports())
-        internals.check_scheduler(self.scheduler, drafts=proposer is not None)
+        number = self.ranks.number
+        publish(args, role="scheduler", ranks=SpawnRanks(world_rank=number, gpu_id=number))
+        self.scheduler = InlineScheduler(args, _ports(free_port() if port is None else port))
+        internals.check_scheduler(self.scheduler, drafts=self._room is not None)
         self.scheduler.may_end_early = self._may_end_early
         self.runner = self.scheduler.tp_worker.model_runner
         self.config = self.scheduler.model_config
         self.vocab_size: int = self.config.vocab_size
         ends = self.config.hf_eos_token_id or ()
         device = torch.device(self.runner.device)
-        self.sampler = SglangSampler(self.vocab_size, device, ends, args.model_path)
+        self.sampler = SglangSampler(self.vocab_size, device, ends, args.model_path, self.ranks)
         self.runner.sampler = self.sampler
         if args.attention_backend == "torch_native":
             attention.install(self.runner.attn_backend)
@@ -143,9 +161,11 @@ class SglangEngine:
         self._verified: list[str] = []
         if proposer is not None:
             proposer.request_ids = lambda: self._live
+        if self._room is not None:
             drafting.install(self.scheduler, self._verifier, self._propose)
         self.chunks: dict[str, Chunk] = {}
         self.computed = Step(0, 0)
+        self.parts = _parts_of(self.config, self.ranks.count)
         self.pooling: KvPoolAdapter | None = None
         self.pause: Callable[[], None] = partial(time.sleep, PAUSE_S)
         """Called in place of a step's computation if chunks only wait for their KV."""
@@ -157,14 +177,27 @@ class SglangEngine:
         store: KVStore,
         report: Callable[[str], None],
         awaited_bytes: int | None = None,
-    ) -> PooledRequests:
+    ) -> LeadingPool:
         """Use a store, whose blocks are those of ``layers``; ``report`` takes the reason of a failure.
 
         A request with more than ``awaited_bytes`` to load waits for it; None: none does.
         """
-        self.pooling = KvPoolAdapter(layers, store, lambda: self.sampler.sound, report, awaited_bytes)
+        assert isinstance(self.ranks, LeadingRank)
+        self.ranks.send(("follow_pool", (), {}))
+        failsafe = FailsafeStore(store, report)
+        pool = LeadingPool(failsafe, layers.block_bytes, self.ranks, self.parts, awaited_bytes)
+        self._use_pool(layers, pool)
+        return pool
+
+    def follow_pool(self) -> None:
+        """Use the store that rank 0 uses."""
+        assert isinstance(self.ranks, FollowingRank)
+        layers = SglangLayers(self.kv_layers, self.scheduler.page_size)
+        self._use_pool(layers, FollowingPool(layers.block_bytes, self.ranks, self.parts))
+
+    def _use_pool(self, layers: SglangLayers, pool: LeadingPool | FollowingPool) -> None:
+        self.pooling = KvPoolAdapter(layers, pool, lambda: self.sampler.sound, self.parts.layout)
         self.scheduler.tree_cache.pooling = self.pooling
-        return self.pooling.pooled
 
     def add(
         self,
@@ -196,19 +229,36 @@ class SglangEngine:
             ignore_eos=to_the_end,
             stop_token_ids=set(job.sampling.stop_token_ids) or None,
         )
-        ends = None if script is not None or job.sampling.ignore_eos else self.config.hf_eos_token_id
         if script is not None:
             params.custom_params = {"job": job, "script": script}
             params.stop_token_ids = None if script.end is None else {script.end}
         params.normalize(None)
         params.verify(self.vocab_size)
+        ends = script is None and not job.sampling.ignore_eos
+        self.queue(job, cache_salt, params, ends=ends, to_the_end=to_the_end, save=save)
+
+    @in_all_ranks
+    def queue(
+        self,
+        job: ChunkJob,
+        cache_salt: str,
+        params: SamplingParams,
+        *,
+        ends: bool,
+        to_the_end: bool,
+        save: bool,
+    ) -> None:
+        """Queue a chunk that SGLang takes with these parameters; see ``add``.
+
+        Without ``ends`` none of the model's tokens ends it.
+        """
         asks = job.sampling.prompt_logprobs is not None and job.prompt_tokens == len(job.token_ids)
         req = Req(
             f"{next(self._numbers)}.",  # SGLang aborts all ids that begin with the given one
             None,
             array("q", job.token_ids),
             params,
-            eos_token_ids=ends,
+            eos_token_ids=self.config.hf_eos_token_id if ends else None,
             vocab_size=self.vocab_size,
             cache_salt=cache_salt,
             return_logprob=asks,
@@ -227,7 +277,8 @@ class SglangEngine:
         """Return a running chunk."""
         return next(chunk for chunk in self.chunks.values() if chunk.writing.job.id == job_id)
 
-    def abort(self, job_ids: Iterable[str]) -> None:
+    @in_all_ranks
+    def abort(self, job_ids: Sequence[str]) -> None:
         """Drop chunks, ended or not; what is running leaves its KV with the next step."""
         dropped = set(job_ids)
         for rid, chunk in list(self.chunks.items()):
@@ -237,12 +288,14 @@ class SglangEngine:
                 self._forget(rid)
                 self.scheduler.abort_request(AbortReq(rid=rid))
 
+    @in_all_ranks
     def end(self, job_id: str) -> None:
         """Let a running chunk end with its next token."""
         req = self.chunk(job_id).req
         params = req.sampling_params
         params.max_new_tokens = min(params.max_new_tokens, len(req.output_ids) + 1)
 
+    @in_all_ranks
     @torch.no_grad()
     def step(self) -> list[Chunk]:
         """Make one step; return the chunks that it ended.  One in which chunks only wait is a pause."""
@@ -250,6 +303,8 @@ class SglangEngine:
             self._room.make(self.scheduler)
         before = self._computed_tokens()
         batch = self.scheduler.plan()
+        if self.ranks.count > 1:
+            self._expect_same_plan(batch)
         self.computed = Step(0, 0)
         if batch is not None:
             self._book(batch)
@@ -260,7 +315,7 @@ class SglangEngine:
         ended = self.scheduler.compute(batch, self._put_staged)
         if batch is not None and batch.return_logprob:
             _leave_prompts(batch)
-        if batch is not None and self._proposer is not None and batch.forward_mode.is_decode():
+        if batch is not None and self._room is not None and batch.forward_mode.is_decode():
             self._book_drafts(batch)
         return [self._forget(req.rid) for req in ended if req.rid in self.chunks]
 
@@ -293,6 +348,12 @@ class SglangEngine:
             layers = [*pool.kv_buffer]
         return layers if all(len(layer) == pool.size + pool.page_size for layer in layers) else []
 
+    @in_all_ranks
+    def watch(self, on: bool) -> list[LogitRow]:
+        """Keep the logits of every choice from now on, or no longer; return those kept."""
+        return self.sampler.watch.turn(on)
+
+    @in_all_ranks
     def settle(self) -> None:
         """Let what has been dropped leave its KV."""
         for _ in range(DRAIN_STEPS):
@@ -309,8 +370,13 @@ class SglangEngine:
             EngineError: chunks are running.
         """
         self.settle()
-        if self.chunks or not self.scheduler.flush_cache():
+        if self.chunks or not self.flush():
             raise EngineError("SGLang could not reset its prefix cache")
+
+    @in_all_ranks
+    def flush(self) -> bool:
+        """Forget all cached KV if no request is there; return whether none was."""
+        return bool(self.scheduler.flush_cache())
 
     def _book(self, batch: ScheduleBatch) -> None:
         """Give the sampler the requests whose rows come, and book what the step computes for each."""
@@ -326,6 +392,17 @@ class SglangEngine:
                 chunk.account.pool_tokens = req.host_loaded_length
                 chunk.cached_tokens = req.prefix_len - req.host_loaded_length
         self.computed = Step(len(batch.reqs), sum(positions))
+
+    def _expect_same_plan(self, batch: ScheduleBatch | None) -> None:
+        """Raise EngineError if this rank has planned another step than rank 0, whose KV would be nonsense."""
+        mine = (
+            []
+            if batch is None
+            else [(req.rid, req.kv.kv_committed_len, req.prefix_len) for req in batch.reqs]
+        )
+        theirs = self.ranks.agreed(lambda: mine)
+        if mine != theirs:
+            raise EngineError(f"rank {self.ranks.number} plans {mine}, and rank 0 {theirs}")
 
     def _computed_tokens(self) -> dict[str, int]:
         """Return the number of tokens whose KV is there, and finite, of each chunk that is written."""
@@ -362,9 +439,18 @@ class SglangEngine:
 
     def _propose(self, reqs: Sequence[Req]) -> drafting.Trees:
         """Return trees for those of these requests that are still wanted."""
-        assert self._proposer is not None
-        assert self._room is not None
         self._verified = [req.rid for req in reqs]
+        tokens, parents = self.ranks.agreed(lambda: self._trees(reqs))
+        nodes = 1 + max(map(len, tokens))
+        self.computed = Step(len(reqs), nodes * len(reqs))
+        return tokens, parents
+
+    def _trees(self, reqs: Sequence[Req]) -> drafting.Trees:
+        assert self._room is not None
+        tokens: list[list[int]] = [[] for _ in reqs]
+        parents: list[list[int]] = [[] for _ in reqs]
+        if self._proposer is None:
+            return tokens, parents
         there = [place for place, req in enumerate(reqs) if req.rid in self.chunks]
         self._live = [reqs[place].rid for place in there]
         sampled, lengths = [], []
@@ -379,12 +465,8 @@ class SglangEngine:
             return [*req.origin_input_ids, *req.output_ids][start:stop]
 
         found = self._proposer.propose_trees(sampled, lengths, text, self._room.nodes - 1)
-        tokens: list[list[int]] = [[] for _ in reqs]
-        parents: list[list[int]] = [[] for _ in reqs]
         for place, draft, links in zip(there, *found, strict=True):
             tokens[place], parents[place] = draft, links
-        nodes = 1 + max(map(len, tokens))
-        self.computed = Step(len(reqs), nodes * len(reqs))
         return tokens, parents
 
     def _may_end_early(self, req: Req) -> bool:
@@ -423,10 +505,24 @@ def _accepted(settings: Mapping[str, Any], **limit: int) -> ServerArgs:
         raise EngineError(f"SGLang refuses its arguments: {error}") from error
 
 
-def _ports() -> PortArgs:
-    """Return no names of sockets, and a free port by which torch's process group of one is made."""
+def free_port() -> int:
+    """Return a port of the loopback that is free now."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
+        port: int = server.getsockname()[1]
+    return port
+
+
+def _parts_of(config: ModelConfig, ranks: int) -> KvParts:
+    """Return the parts of KV that ranks have.
+
+    A model of fewer heads than ranks has each head on several of them, and latent KV (MLA) is on all.
+    """
+    heads = config.get_total_num_kv_heads() if config.attention_arch == AttentionArch.MHA else 1
+    return KvParts("sglang", ranks, min(heads, ranks))
+
+
+def _ports(port: int) -> PortArgs:
+    """Return no names of sockets, and the port at which torch's process group is made."""
     names = dict.fromkeys(
         (
             "tokenizer_ipc_name",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -16,7 +17,7 @@ from seer_worker.process.figures import serve_figures
 from seer_worker.process.instance import LogitRow, Rejected
 from seer_worker.process.meters import Sizes
 from seer_worker.process.pooling import AWAITED_BYTES, PooledRequests
-from seer_worker.weights import checkpoint, memory
+from seer_worker.weights import checkpoint
 from seer_worker.wire import Start, Telemetry
 
 from seer_core.errors import EngineError
@@ -26,6 +27,8 @@ from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore
 from seer_core.ports.weights import WeightSpec
 from seer_sglang import internals
+from seer_sglang.rank import Rank, RankStart
+from seer_sglang.ranks import LeadingRank
 
 if TYPE_CHECKING:
     from seer_sglang.bench import SglangBench
@@ -38,6 +41,9 @@ log = structlog.get_logger("seer")
 
 LONGEST_FACT = 300
 """Characters of an error of SGLang's, which may list all models that it supports."""
+
+BINDING = "SGLANG_CPU_OMP_THREADS_BIND"
+"""The variable that has the CPUs of each rank."""
 
 EMPTY_STEPS = 16
 """SGLang may plan nothing for some steps while it puts away what has been dropped; more, and it is stuck."""
@@ -74,13 +80,13 @@ class SglangCore:
 
         from seer_sglang import cache, weights
         from seer_sglang.blocks import SglangLayers
-        from seer_sglang.engine import SglangEngine, read_vocab_size, server_args
+        from seer_sglang.engine import SglangEngine, free_port, read_vocab_size, server_args
 
         settings = dict(start.settings)
         kv_cache_bytes, self.draft_paths = settings.pop("kv_cache_bytes"), settings.pop("draft_paths")
         awaited_bytes = settings.pop("awaited_kv_bytes", AWAITED_BYTES)
         self._awaited_bytes = None if forward is not None and forward.emulated else awaited_bytes
-        source = start.source
+        source, count = start.source, settings.get("tp_size", 1)
         if source is not None:
             settings |= {
                 "speculative_algorithm": "NGRAM",
@@ -89,20 +95,25 @@ class SglangCore:
         if on_cpu:
             settings |= {"device": "cpu", "attention_backend": "torch_native"}
             settings.setdefault("disable_cuda_graph", True)
+            if count > 1:  # SGLang wants CPUs for each rank, and without its own kernels binds none
+                os.environ.setdefault(BINDING, "|".join(map(str, range(count))))
         if start.store is not None:
             cache.register()
             settings["radix_cache_backend"] = cache.BACKEND
         proposer = None
+        self._ranks = LeadingRank(count)
         with _blaming_settings():
             args = server_args(settings, kv_cache_bytes)
             if source is not None:
                 most = args.max_running_requests
                 proposer = SourceProposer(source.draft_tokens, read_vocab_size(args), most, self.draft_paths)
-            self.engine = SglangEngine(args, proposer)
-        self._model: torch.nn.Module = self.engine.runner.model
+            port = free_port()
+            self._ranks.send(RankStart(settings, kv_cache_bytes, count, port))
+            self.engine = SglangEngine(args, proposer, self._ranks, port)
+        self._rank = Rank(self.engine)
         self._tensors = checkpoint.headers_of(settings["model_path"])
-        if on_cpu and self.engine.runner.model_config.quantization is None:
-            weights.expect_all_loaded(self._model, self._tensors)
+        if on_cpu and count == 1 and self.engine.runner.model_config.quantization is None:
+            weights.expect_all_loaded(self.engine.runner.model, self._tensors)
         self._draft_tokens = 0 if source is None else source.draft_tokens
         self._empty_steps = 0
         self.vocab_size = self.engine.vocab_size
@@ -110,6 +121,7 @@ class SglangCore:
         figures = serve_figures(start.address, REGISTRY) if args.enable_metrics else ""
         self.info = self._describe(start.instance_id, figures)
         self._layers: SglangLayers | None = None
+        self._pool: PooledRequests | None = None
         if forward is not None:
             self._layers = forward.install(self.engine)
         elif start.store is not None:
@@ -176,7 +188,8 @@ class SglangCore:
             block_tokens=info.block_tokens,
             blocks=info.kv_capacity_tokens // info.block_tokens,
         )
-        return SglangBench(self.engine, sizes, None if self.drafts is None else self.drafts.drafting)
+        drafting = None if self.drafts is None else self.drafts.drafting
+        return SglangBench(self.engine, sizes, drafting, self._pool)
 
     def reset_cache(self) -> None:
         """Drop all cached KV."""
@@ -189,49 +202,60 @@ class SglangCore:
     def kv_block(self) -> tuple[int, int]:
         """Return bytes and tokens of a block."""
         assert self._layers is not None
-        return self._layers.block_bytes, self._layers.block_tokens
+        return self._layers.block_bytes * self.engine.parts.parts, self._layers.block_tokens
 
     def share(self, store: KVStore, report: Callable[[str], None]) -> PooledRequests:
         """Use a store through SGLang's cache."""
         assert self._layers is not None
-        return self.engine.share(self._layers, store, report, self._awaited_bytes)
+        self._pool = self.engine.share(self._layers, store, report, self._awaited_bytes)
+        return self._pool
 
     def load_weights(self, source: WeightSpec, version: int) -> str:
         """Load weights, if they are the model's tensors, and see that they arrive."""
-        from seer_sglang import weights
-
         dtype: Any = self.engine.config.dtype
-        opened = checkpoint.open_checked(source, self._tensors, checkpoint.ties(self._model), dtype)
-        return weights.load(self.engine.runner, opened, version)
+        for rejection in self._call("check", source, self._tensors, dtype):
+            if rejection is not None:
+                raise Rejected(rejection)
+        return self._joined(self._call("load", version))
 
     def fingerprint(self) -> str:
-        """Return what stands for the weights."""
-        from seer_sglang import weights
+        """Return what stands for the weights of all ranks."""
+        return self._joined(self._call("fingerprint"))
 
-        return weights.fingerprint(self._model, 0)
+    def _joined(self, fingerprints: list[str]) -> str:
+        """Return one fingerprint of all ranks', which is compared with those of the same layout."""
+        return f"{self.engine.parts.layout}:{'-'.join(fingerprints)}"
 
     def used_bytes(self) -> int:
-        """Return the memory in use: the process's, or all of the device."""
-        return memory.used_bytes(torch.device(self.engine.runner.device))
+        """Return the memory in use: the processes', or all of their devices."""
+        return sum(self._call("used_bytes"))
 
     def release(self) -> None:
         """Give KV memory back; on a GPU that of weights too, if they have a copy."""
-        from seer_sglang import sleeping
-
-        sleeping.release(self.engine.scheduler, self.engine.kv_layers)
+        self._call("release")
 
     def restore(self) -> None:
         """Take the memory again."""
-        from seer_sglang import sleeping
-
-        sleeping.resume(self.engine.scheduler, self.engine.kv_layers)
+        self._call("restore")
 
     def watch(self, on: bool) -> list[LogitRow]:
         """Keep the logits of every choice from now on, or no longer; return those kept."""
-        return self.engine.sampler.watch.turn(on)
+        return self.engine.watch(on)
 
     def close(self) -> None:
-        """Do nothing: SGLang has started no process."""
+        """End the other ranks."""
+        self._ranks.close()
+
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of ``Rank`` in every rank; return what they return, in order."""
+        self._ranks.send((method, arguments))
+        try:
+            mine = getattr(self._rank, method)(*arguments)
+        except Exception:
+            with suppress(EngineError):
+                self._ranks.answers()  # which would be taken for those of the next call
+            raise
+        return [mine, *self._ranks.answers()]
 
     def _describe(self, instance_id: str, metrics_address: str) -> InstanceInfo:
         scheduler, config = self.engine.scheduler, self.engine.config
@@ -250,9 +274,11 @@ class SglangCore:
             block_tokens=page,
             max_running=scheduler.max_running_requests,
             max_model_tokens=config.context_len,
-            kv_bytes_per_token=int(sum(pool.get_kv_size_bytes())) // (pool.size + pool.page_size),
+            kv_bytes_per_token=int(sum(pool.get_kv_size_bytes()))
+            // (pool.size + pool.page_size)
+            * self.engine.parts.parts,
             shares_prompts=True,
-            kv_kind="sglang",
+            kv_kind=self.engine.parts.layout,
             ends_early=True,
             metrics_address=metrics_address,
         )
@@ -281,13 +307,13 @@ def _ended(chunk: Chunk) -> EndedChunk:
 
 def _check_memory(settings: Mapping[str, Any]) -> None:
     """Make sure that the KV memory of an instance on a CPU is bounded, and less than there is."""
-    kv_cache_bytes, memory = settings["kv_cache_bytes"], memory_bytes()
+    kv_cache_bytes, memory = settings["kv_cache_bytes"], memory_bytes() // settings.get("tp_size", 1)
     if kv_cache_bytes is None and settings.get("max_total_tokens") is None:
         raise EngineError("without kv_cache_bytes SGLang would take nearly all memory; set it")
     if kv_cache_bytes is not None and kv_cache_bytes >= memory:
         raise EngineError(
             f"kv_cache_bytes is {kv_cache_bytes / 2**30:.1f} GiB, and the machine has"
-            f" {memory / 2**30:.1f} GiB of memory; lower it"
+            f" {memory / 2**30:.1f} GiB of memory for a rank; lower it"
         )
 
 

@@ -22,8 +22,6 @@ __all__ = ["Settings", "seer_doctor", "seer_make_engines"]
 
 INSTANCE = "seer_sglang.instance:SglangAdapter"
 
-ONE_DEVICE = 'an instance has one device; engine = "vllm" has tensor_parallel'
-
 OWN_ENGINE_ARGS = {
     "attention_backend": "on a CPU only one will do",
     "context_length": "write max_model_tokens",
@@ -40,12 +38,12 @@ OWN_ENGINE_ARGS = {
     "max_running_requests": "write max_running",
     "model_path": "write model of [engine.sglang]",
     "page_size": "write block_size of [engine.sglang]",
-    "pp_size": ONE_DEVICE,
+    "pp_size": "an instance spreads over devices by tensor_parallel alone",
     "radix_cache_backend": "name a KV pool in [seer].kv_pool",
     "sampling_backend": "keyed sampling needs its own",
     "skip_tokenizer_init": "Seer has the tokenizer",
     "speculative_algorithm": "enable a drafter in [seer].plugins",
-    "tp_size": ONE_DEVICE,
+    "tp_size": "write tensor_parallel of [engine.sglang]",
 }
 
 
@@ -59,7 +57,7 @@ FIXED_ENGINE_ARGS = {
 
 
 class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``[engine.sglang]``: instances of SGLang, each in a worker process.
+    """``[engine.sglang]``: instances of SGLang, each in a worker process and one for each further device.
 
     The devices of CUDA_VISIBLE_DEVICES, or else 0, 1, 2, ..., are shared out among the instances, in order.
     Without ``python`` the workers run under this interpreter if SGLang is installed here, and else under the
@@ -67,8 +65,8 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """
 
     kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
-    """The KV cache of one instance. Without it SGLang takes the memory that a GPU has left; on a CPU it must
-    be given.
+    """The KV cache on each device of an instance. Without it SGLang takes the memory that a GPU has left; on
+    a CPU it must be given.
     """
     max_running: Annotated[int, Meta(ge=0)] = 0
     """The most requests that one instance decodes in a step; 0 means as many as suit its KV: 64 to 1,024, and
@@ -81,7 +79,9 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The type of the model's numbers; ``auto`` means the checkpoint's."""
     threads: Few = 1
-    """OpenMP threads of one instance."""
+    """OpenMP threads on each device of an instance."""
+    tensor_parallel: Annotated[int, Meta(ge=1, le=128)] = 1
+    """The devices over which one instance spreads the model."""
     draft_paths: Annotated[int, Meta(ge=1, le=64)] = 4
     """The most paths of a draft, which is a tree."""
     enforce_eager: bool | None = None
@@ -116,7 +116,9 @@ def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher |
         engine_args(settings, startup.path(settings.model)),
         [
             worker_environment(inherited(launcher), settings.threads, device)
-            for device in share_devices("sglang", settings.instances, os.environ, launcher=launcher)
+            for device in share_devices(
+                "sglang", settings.instances, os.environ, settings.tensor_parallel, launcher=launcher
+            )
         ],
         launcher=launcher,
         controls=CONTROLS,
@@ -131,7 +133,10 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
     python = interpreter() if settings.python is None else str(startup.path(settings.python))
     model = startup.path(settings.model)
     spin = "threads that wait for a CPU spin"
-    checks = machine(PART, model, settings.instances, settings.threads, settings.kv_cache_bytes, spin)
+    devices = settings.tensor_parallel
+    checks = machine(
+        PART, model, settings.instances, settings.threads, settings.kv_cache_bytes, spin, devices
+    )
     room = slots(
         PART,
         model,
@@ -139,6 +144,7 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
         dtype=settings.dtype,
         max_model_tokens=settings.max_model_tokens,
         max_running=max_running(settings, model),
+        tensor_parallel=devices,
     )
     return installation(python) + checks + room
 
@@ -150,6 +156,7 @@ def max_running(settings: Settings, model_dir: Path) -> int:
         settings.kv_cache_bytes,
         dtype=settings.dtype,
         max_model_tokens=settings.max_model_tokens,
+        tensor_parallel=settings.tensor_parallel,
     )
 
 
@@ -171,6 +178,7 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         "model_path": str(model_dir.absolute()),
         "dtype": settings.dtype,
         "page_size": settings.block_size,
+        "tp_size": settings.tensor_parallel,
         "max_running_requests": max_running(settings, model_dir),
         "draft_paths": settings.draft_paths,
         "enable_metrics": settings.metrics,

@@ -8,14 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import torch
-from seer_worker.process.pooling import PooledRequests
-from seer_worker.process.stores import FailsafeStore
 from torch import Tensor
 
 from seer_core.ports.engine import ChunkJob
-from seer_core.ports.kv import KVStore
 from seer_sglang import SUPPORTED_SGLANG
 from seer_sglang.blocks import SglangLayers
+from seer_sglang.ranked_pool import RankPool
 
 __all__ = ["KvPoolAdapter"]
 
@@ -39,36 +37,28 @@ class Pooled:
 class KvPoolAdapter:
     """The port between SGLang's prefix cache and the pool.
 
-    ``sound()`` returns whether the step just made computed finite numbers, and so KV that may be shared.  A
-    request with more than ``awaited_bytes`` to load waits, and what it loads comes out of the store beside
-    steps; None: none does.
+    ``sound()`` returns whether the step just made computed finite numbers, and so KV that may be shared.
+    Only instances of the same ``layout`` share any.
     """
 
     def __init__(
-        self,
-        layers: SglangLayers,
-        store: KVStore,
-        sound: Callable[[], bool],
-        report: Callable[[str], None],
-        awaited_bytes: int | None = None,
+        self, layers: SglangLayers, pool: RankPool, sound: Callable[[], bool], layout: str = "sglang"
     ) -> None:
-        self.pooled = PooledRequests(FailsafeStore(store, report), layers.block_bytes)
-        if awaited_bytes is not None:
-            self.pooled.awaited_blocks = awaited_bytes // layers.block_bytes
-        self._layers = layers
+        self.pool = pool
+        self._layers, self._layout = layers, layout
         self._staged_keys: list[bytes] = []
         self._sound = sound
         self._requests: dict[str, Pooled] = {}
 
     def open(self, rid: str, job: ChunkJob, salt: str, *, saves: bool = True) -> None:
         """Take a request; ``salt`` stands for the weights."""
-        origin = repr(("sglang", SUPPORTED_SGLANG, self._layers.layout, salt))
+        origin = repr((self._layout, SUPPORTED_SGLANG, self._layers.layout, salt))
         self._requests[rid] = Pooled(job, saves, [hashlib.sha256(origin.encode()).digest()])
 
     def close(self, rid: str) -> None:
         """Forget a request, ended or not."""
         self._requests.pop(rid, None)
-        self.pooled.take(rid)
+        self.pool.unstage(rid)
 
     def stage(self, rid: str, tokens: array[int], cached: int, limit: int) -> int:
         """Copy out what the store has of a text's first ``limit`` tokens behind those cached.
@@ -81,7 +71,7 @@ class KvPoolAdapter:
         size = self._layers.block_tokens
         first = cached // size
         keys = self._keys(pooled, tokens[: limit // size * size])[first:]
-        found = self.pooled.stage(rid, first, keys)
+        found = self.pool.stage(rid, first, keys)
         pooled.waits = found is None
         return 0 if found is None else max(0, (first + found) * size - cached)
 
@@ -100,7 +90,7 @@ class KvPoolAdapter:
 
         What has not been loaded for it by now will not be.
         """
-        self.pooled.take(rid)
+        self.pool.unstage(rid)
         pooled = self._requests.get(rid)
         if pooled is not None and pooled.saved is None:
             pooled.saved = found // self._layers.block_tokens
@@ -132,13 +122,11 @@ class KvPoolAdapter:
         """Begin to put into the store what was staged, before any of it can be dropped."""
         keys, self._staged_keys = self._staged_keys, []
         if keys:
-            self.pooled.save_beside(keys, self._layers.take())
+            self.pool.save_beside(keys, self._layers.take())
 
     def load(self, rid: str, slots: Tensor) -> None:
         """Write what has been staged into the slots given for it."""
-        staged = self.pooled.take(rid)
-        assert staged is not None
-        self._layers.write(slots, staged.blocks)
+        self._layers.write(slots, self.pool.load(rid))
 
     def end(self, rid: str, tokens: array[int], slots: Tensor, *, cut: bool) -> None:
         """Save the KV of a chunk or a turn at its end; drop that of a response that is over, but its prompt,
@@ -151,18 +139,18 @@ class KvPoolAdapter:
             return
         job = pooled.job
         if job.trajectory:
-            self.pooled.drop_with_group(job.trajectory, self._keys(pooled, tokens))
+            self.pool.drop_with_group(job.trajectory, self._keys(pooled, tokens))
             self.save(rid, tokens, slots)
             return
         written = self._split(pooled, tokens)
         last = job.last and len(tokens) == len(job.token_ids) + job.max_tokens
         turn = job.turns and not cut
         if turn:
-            self.pooled.drop_with_group(job.group_id, written)
+            self.pool.drop_with_group(job.group_id, written)
         if turn or (cut and not last):
             self.save(rid, tokens, slots)
         else:
-            self.pooled.drop(written)
+            self.pool.drop(written)
 
     def save(self, rid: str, tokens: array[int], slots: Tensor) -> None:
         """Save the KV of a text's first tokens, which lies in these slots, as far as the store lacks it."""
@@ -172,13 +160,13 @@ class KvPoolAdapter:
         whole = slots[: len(slots) // size * size].view(-1, size)
         keys = self._keys(pooled, tokens)[: len(whole)]
 
-        self.pooled.save(keys, lambda lacking: self._layers.read(whole[lacking].flatten()))
+        self.pool.save(keys, lambda lacking: self._layers.read(whole[lacking].flatten()))
 
     def give_up(self, rid: str) -> None:
         """Drop what there is of an aborted chunk, but for its group's prompt."""
         pooled = self._saved(rid)
         if pooled is not None and not pooled.job.trajectory:
-            self.pooled.drop(self._split(pooled, array("q", pooled.job.token_ids)))
+            self.pool.drop(self._split(pooled, array("q", pooled.job.token_ids)))
 
     def _keys(self, pooled: Pooled, tokens: array[int]) -> list[bytes]:
         """Return the keys of a text's whole blocks: each stands for its tokens and all before them."""
@@ -192,7 +180,7 @@ class KvPoolAdapter:
         """Keep the keys of the group's prompt; return all others that a text has had here."""
         self._keys(pooled, tokens)
         prompt_blocks = pooled.job.prompt_tokens // self._layers.block_tokens
-        return self.pooled.beyond_prompt(pooled.job.group_id, pooled.keys[1:], prompt_blocks)
+        return self.pool.beyond_prompt(pooled.job.group_id, pooled.keys[1:], prompt_blocks)
 
     def _saved(self, rid: str) -> Pooled | None:
         """Return a request whose KV may go to the pool."""

@@ -19,6 +19,7 @@ from seer_worker.sampling.sampler import Sampler
 from torch import Tensor
 
 from seer_core.ports.engine import ChunkJob
+from seer_sglang.ranks import Ranks
 
 __all__ = ["ChunkState", "SglangSampler"]
 
@@ -69,10 +70,16 @@ class ChunkState:
 
 
 class SglangSampler:
-    """Samples for a model runner; stands in for its ``sampler``."""
+    """Samples for a model runner; stands in for its ``sampler``.
 
-    def __init__(self, vocab_size: int, device: torch.device, ends: Collection[int], model_dir: str) -> None:
+    Of several ``ranks``, rank 0 samples for all.
+    """
+
+    def __init__(
+        self, vocab_size: int, device: torch.device, ends: Collection[int], model_dir: str, ranks: Ranks
+    ) -> None:
         self._sampler = Sampler(vocab_size, device)
+        self._ranks = ranks
         self._grammars = partial(grammars_of, model_dir, vocab_size)
         self._ends = ends
         self._vocab_size = vocab_size
@@ -124,8 +131,10 @@ class SglangSampler:
         def text(row: int) -> Sequence[int]:
             return writings[row].text(positions[row], drafts(row))
 
-        return self._sampler.choose(
-            logits[:, : self._vocab_size], jobs, positions, text, self._ends, self._grammars
+        return self._ranks.agreed(
+            lambda: self._sampler.choose(
+                logits[:, : self._vocab_size], jobs, positions, text, self._ends, self._grammars
+            )
         )
 
     def keep(
@@ -139,7 +148,7 @@ class SglangSampler:
         self.sound = self.sound and math.isfinite(sum(logprobs))
         jobs = [each.job for each in writings]
         tops: Sequence[Sequence[tuple[int, float]]] = [()] * len(jobs)
-        if any(job.sampling.top_logprobs for job in jobs):
+        if self._ranks.number == 0 and any(job.sampling.top_logprobs for job in jobs):
             tops = self._sampler.most_probable(rows()[:, : self._vocab_size], jobs)
         for writing, position, logprob, top in zip(writings, positions, logprobs, tops, strict=True):
             writing.wrote(position, logprob, top)

@@ -73,4 +73,4 @@ def fingerprint(model: torch.nn.Module, version: int) -> str:
         values = parameter.detach().flatten()[version % step :: step].to(torch.float32)
         digest.update(f"{name}{[*parameter.shape]}".encode())
         digest.update(values.cpu().contiguous().numpy().tobytes())
-    return f"sglang:{digest.hexdigest()[:32]}"
+    return digest.hexdigest()[:32]

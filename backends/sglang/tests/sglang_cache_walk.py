@@ -16,7 +16,8 @@ from zlib import crc32
 
 import torch
 from seer_sglang import internals
-from seer_worker.process.stores import STORE
+from seer_worker.process.kv_parts import KvParts
+from seer_worker.process.stores import STORE, FailsafeStore
 
 internals.check_kernels()
 
@@ -24,6 +25,8 @@ from seer_sglang.blocks import SglangLayers  # noqa: E402
 from seer_sglang.cache import PooledCache, PooledPrefillAdder  # noqa: E402
 from seer_sglang.engine import server_args  # noqa: E402
 from seer_sglang.pooling import KvPoolAdapter  # noqa: E402
+from seer_sglang.ranked_pool import LeadingPool  # noqa: E402
+from seer_sglang.ranks import LeadingRank  # noqa: E402
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_TOKEN, Req  # noqa: E402
 from sglang.srt.managers.schedule_policy import AddReqResult  # noqa: E402
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator  # noqa: E402
@@ -88,7 +91,9 @@ class Side:
         self.cache = PooledCache(params)
         layers = SglangLayers([*self.kv.k_buffer, *self.kv.v_buffer], page)
         self.store = make_store(layers)
-        self.pooling = KvPoolAdapter(layers, self.store, lambda: True, complain, awaited_bytes)
+        store, parts = FailsafeStore(self.store, complain), KvParts("sglang")
+        pool = LeadingPool(store, layers.block_bytes, LeadingRank(), parts, awaited_bytes)
+        self.pooling = KvPoolAdapter(layers, pool, lambda: True)
         self.cache.pooling = self.pooling
         self.running, self.waiting = [], []
 
@@ -113,7 +118,7 @@ class Side:
         result = adder.add_one_req(req, False, None)
         if self.pooling.waits(req.rid):
             assert (promised, adder.can_run_list, result) == (0, [], AddReqResult.CONTINUE)
-            wait([coming for _, coming in self.pooling.pooled._coming.values()])  # or dice would differ
+            wait([coming for _, coming in self.pooling.pool._coming.values()])  # or dice would differ
             self.waiting.append(req)
             return 0
         if not adder.can_run_list:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 from seer_sglang.doctor import interpreter
+from seer_worker.process.kv_parts import KvParts
+from seer_worker.process.stores import FailsafeStore
 
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
@@ -62,8 +64,13 @@ def kv(seed, dtype=torch.float32):
 def pooling(store, layers, page=1, sound=lambda: True, awaited_bytes=None):
     from seer_sglang.blocks import SglangLayers
     from seer_sglang.pooling import KvPoolAdapter
+    from seer_sglang.ranked_pool import LeadingPool
+    from seer_sglang.ranks import LeadingRank
 
-    return KvPoolAdapter(SglangLayers(layers, page), store, sound, lambda reason: None, awaited_bytes)
+    blocks = SglangLayers(layers, page)
+    failsafe, parts = FailsafeStore(store), KvParts("sglang")
+    pool = LeadingPool(failsafe, blocks.block_bytes, LeadingRank(), parts, awaited_bytes)
+    return KvPoolAdapter(blocks, pool, sound)
 
 
 def text(length):
@@ -151,7 +158,7 @@ def test_a_request_with_much_to_load_waits_until_it_is_there_and_one_with_little
     assert b.stage("aborted", text(200), cached=0, limit=100) == 0
     assert [b.waits(rid) for rid in ("few", "many", "aborted", "another")] == [False, True, True, False]
     b.close("aborted")
-    wait([coming for _, coming in b.pooled._coming.values()])
+    wait([coming for _, coming in b.pool._coming.values()])
     assert b.waiting
     assert b.stage("many", text(200), cached=20, limit=100) == 6 * BLOCK - 20
     assert not b.waiting
@@ -229,8 +236,8 @@ def test_a_response_that_is_over_is_dropped_and_its_prompt_with_its_group():
         a = pooling(store, kv(1))
         a.open("0", job, "weights")
         a.end("0", text(100), slots(100), cut=cut)
-        a.pooled.forget_group("g")
-        a.pooled.forget_group("g")
+        a.pool.forget_group("g")
+        a.pool.forget_group("g")
         assert store.calls == [("drop", 5), ("drop", 1)]
 
 
@@ -252,7 +259,7 @@ def test_nothing_stays_of_a_request_that_was_put_back_and_then_given_up():
     a.save("0", text(90), slots(89))
     a.give_up("0")
     a.close("0")
-    a.pooled.forget_group("g")
+    a.pool.forget_group("g")
     assert store.calls == [("put", 5), ("drop", 4), ("drop", 1)]
 
 

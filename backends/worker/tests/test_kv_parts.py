@@ -1,7 +1,7 @@
 """The parts of a block of KV that the ranks of an instance have."""
 
 import pytest
-from seer_vllm.parts import KvParts
+from seer_worker.process.kv_parts import KvParts
 
 BLOCK_BYTES = 240
 
@@ -17,7 +17,7 @@ BLOCK_BYTES = 240
     ids=["one rank", "a part each", "two ranks for each head", "latent KV, the same on all"],
 )
 def test_the_parts_of_all_ranks_make_a_block_and_each_is_written_once(ranks, parts, begins, writers):
-    kv = KvParts(ranks, parts)
+    kv = KvParts("vllm", ranks, parts)
     columns = [kv.columns(rank, BLOCK_BYTES) for rank in range(ranks)]
     assert [each.start for each in columns] == begins
     assert {each.stop - each.start for each in columns} == {BLOCK_BYTES // parts}
@@ -26,4 +26,4 @@ def test_the_parts_of_all_ranks_make_a_block_and_each_is_written_once(ranks, par
 
 
 def test_only_ranks_of_one_number_have_the_same_layout():
-    assert [KvParts(ranks, 1).layout for ranks in (1, 2, 4)] == ["vllm", "vllm-tp2", "vllm-tp4"]
+    assert [KvParts("vllm", ranks, 1).layout for ranks in (1, 2, 4)] == ["vllm", "vllm-tp2", "vllm-tp4"]

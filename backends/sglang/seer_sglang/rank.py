@@ -1,0 +1,139 @@
+"""Calls that every rank answers, and the process of any but the first.
+
+It is started as ``python -m seer_sglang.rank NUMBER FD``, with a connection to rank 0.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import structlog
+from seer_worker.process.child import configure_log
+from seer_worker.process.instance import Rejected
+from seer_worker.weights import checkpoint, memory
+
+from seer_core.ports.weights import WeightSource, WeightSpec
+from seer_sglang import internals
+from seer_sglang.ranks import Flaw, FollowingRank
+
+if TYPE_CHECKING:
+    import torch
+
+    from seer_sglang.engine import SglangEngine
+
+__all__ = ["Rank", "RankStart", "answer"]
+
+log = structlog.get_logger("seer")
+
+
+@attrs.frozen
+class RankStart:
+    """The first message to another rank: SGLang's arguments, and a port at which the ranks meet."""
+
+    settings: Mapping[str, Any]
+    kv_cache_bytes: int | None
+    count: int
+    port: int
+
+
+class Rank:
+    """A rank's weights and memory."""
+
+    def __init__(self, engine: SglangEngine) -> None:
+        self._engine = engine
+        self._weights: WeightSource | None = None
+
+    def check(
+        self, spec: WeightSpec, wanted: Mapping[str, checkpoint.TensorHeader], dtype: torch.dtype
+    ) -> str | None:
+        """Open a source of weights and check its tensors; return why they are refused, if they are."""
+        self._weights = None
+        try:
+            self._weights = checkpoint.open_checked(
+                spec, wanted, checkpoint.ties(self._engine.runner.model), dtype
+            )
+        except Rejected as rejection:
+            return str(rejection)
+        return None
+
+    def load(self, version: int) -> str:
+        """Load the weights that were checked; return their fingerprint."""
+        from seer_sglang import weights
+
+        source, self._weights = self._weights, None
+        assert source is not None
+        return weights.load(self._engine.runner, source, version)
+
+    def fingerprint(self) -> str:
+        """Return what stands for the weights."""
+        from seer_sglang import weights
+
+        return weights.fingerprint(self._engine.runner.model, 0)
+
+    def used_bytes(self) -> int:
+        """Return the memory in use: the process's, or all of the device."""
+        import torch
+
+        return memory.used_bytes(torch.device(self._engine.runner.device))
+
+    def release(self) -> None:
+        """Give KV memory back; on a GPU that of weights too, if they have a copy."""
+        from seer_sglang import sleeping
+
+        sleeping.release(self._engine.scheduler, self._engine.kv_layers)
+
+    def restore(self) -> None:
+        """Take the memory again."""
+        from seer_sglang import sleeping
+
+        sleeping.resume(self._engine.scheduler, self._engine.kv_layers)
+
+
+def answer(rank: Rank, method: str, arguments: tuple[Any, ...]) -> Any:
+    """Return what a method of ``Rank`` returns, or why it failed."""
+    try:
+        return getattr(rank, method)(*arguments)
+    except Exception as error:
+        log.exception("rank_failed", method=method)
+        return Flaw(f"failed: {type(error).__name__}: {error}")
+
+
+def _make_engine(start: RankStart, ranks: FollowingRank) -> SglangEngine:
+    internals.check_kernels()
+
+    from seer_sglang import cache
+    from seer_sglang.engine import SglangEngine, server_args
+
+    if start.settings.get("radix_cache_backend") == cache.BACKEND:
+        cache.register()
+    return SglangEngine(server_args(start.settings, start.kv_cache_bytes), ranks=ranks, port=start.port)
+
+
+def main(number: int, fd: int) -> None:
+    """Do what rank 0 asks for, until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    configure_log()
+    connection = Connection(fd)
+    start: RankStart = connection.recv()
+    ranks = FollowingRank(number, start.count, connection)
+    engine = _make_engine(start, ranks)
+    rank = Rank(engine)
+    while True:
+        match ranks.receive():
+            case (str(method), tuple(arguments)):
+                ranks.answer(answer(rank, method, arguments))
+            case (str(method), tuple(arguments), dict(named)):
+                getattr(engine, method)(*arguments, **named)
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]))
+    except EOFError:
+        os._exit(0)

@@ -1,0 +1,199 @@
+"""The ranks of an instance that spreads its model over several devices: a process for each.
+
+Every rank has a scheduler of its own, as SGLang has it, too.  They plan the same steps, because what changes
+a scheduler is called in all of them, in the same order.  What could differ between two processes is rank
+0's, and sent to the others: answers of the KV store, drafts, and the tokens that are sampled.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from multiprocessing.connection import Connection
+from typing import Any, Protocol, TypeVar, cast
+
+import attrs
+import structlog
+
+from seer_core.errors import EngineError
+from seer_core.process import ChildProcess
+
+__all__ = ["Flaw", "FollowingRank", "LeadingRank", "Ranks", "in_all_ranks"]
+
+log = structlog.get_logger("seer")
+
+T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+MODULE = "seer_sglang.rank"
+NOTICE_S = 2.0
+"""So soon a rank that has died is known to be dead, after others have failed for it."""
+GRACE_S = 10.0
+"""How long rank 0 may take to report that another has died, where it waits for that one in code of C++."""
+
+
+@attrs.frozen
+class Flaw:
+    """Why a rank could not do its part."""
+
+    reason: str
+
+
+class Ranks(Protocol):
+    """The ranks of an instance, as one of them sees them."""
+
+    number: int
+    count: int
+
+    def agreed(self, make: Callable[[], T]) -> T:
+        """Return what ``make`` returns in rank 0, where alone it is called; every rank must ask for it."""
+        ...
+
+    @contextmanager
+    def calling(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
+        """In rank 0, have a method of the other engines called, while its own runs."""
+        ...
+
+
+class LeadingRank:
+    """Rank 0, which runs in the worker's process and starts the others; they end with it."""
+
+    number = 0
+
+    def __init__(self, count: int = 1) -> None:
+        """Start the others, which wait for what ``send`` sends first."""
+        self.count = count
+        self._calling = False
+        self._closed = False
+        self._dead: list[str] = []
+        self._others: list[tuple[ChildProcess, Connection]] = []
+        for number in range(1, count):
+            here, there = socket.socketpair()
+            with there:
+                command = [sys.executable, "-P", "-m", MODULE, str(number), str(there.fileno())]
+                process = ChildProcess(command, pass_fds=[there.fileno()])
+            self._others.append((process, Connection(here.detach())))
+            threading.Thread(target=self._watch, args=[number, process], daemon=True).start()
+
+    def agreed(self, make: Callable[[], T]) -> T:
+        """Return what ``make`` returns, in all ranks."""
+        made = make()
+        self.send(made)
+        return made
+
+    @contextmanager
+    def calling(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
+        """Have a method of the other engines called, but within another such call, which makes it there."""
+        if self._calling or not self._others:
+            yield
+            return
+        self._calling = True
+        try:
+            self.send((method, arguments, named))
+            with self._noticing_dead_ranks():
+                yield
+        finally:
+            self._calling = False
+
+    def send(self, message: object) -> None:
+        """Send a message to the others.
+
+        Raises:
+            EngineError: one of them has ended.
+        """
+        if self._others:
+            data = pickle.dumps(message)
+            with self._noticing_dead_ranks():
+                for _, connection in self._others:
+                    connection.send_bytes(data)
+
+    def answers(self) -> list[Any]:
+        """Return what the others have answered, in order.
+
+        Raises:
+            EngineError: one of them could not do its part, or has ended.
+        """
+        with self._noticing_dead_ranks():
+            answers = [connection.recv() for _, connection in self._others]
+        for number, answer in enumerate(answers, 1):
+            if isinstance(answer, Flaw):
+                raise EngineError(f"rank {number} {answer.reason}")
+        return answers
+
+    def close(self) -> None:
+        """End the others."""
+        self._closed = True
+        for process, connection in self._others:
+            connection.close()
+            process.kill()
+        for process, _ in self._others:
+            process.end()
+
+    @contextmanager
+    def _noticing_dead_ranks(self) -> Iterator[None]:
+        """Turn the error that a dead rank causes here into one that says so."""
+        try:
+            yield
+        except (RuntimeError, OSError, EOFError) as error:
+            end_s = time.monotonic() + NOTICE_S
+            while self._others and not self._dead and time.monotonic() < end_s:
+                time.sleep(0.01)
+            if self._dead:
+                raise EngineError(f"{self._dead[0]}: {error}") from error
+            raise
+
+    def _watch(self, number: int, process: ChildProcess) -> None:
+        """End this process, too, when a rank has died; what waits for that one on a GPU would wait on."""
+        process.wait_unreaped()
+        if self._closed:
+            return
+        process.wait()
+        self._dead.append(f"rank {number} of its {self.count} was {process.reason()}")
+        time.sleep(GRACE_S)
+        if not self._closed:
+            log.error("rank_ended", rank=number, reason=process.reason())
+            os._exit(1)
+
+
+class FollowingRank:
+    """Any other rank."""
+
+    def __init__(self, number: int, count: int, connection: Connection) -> None:
+        self.number, self.count = number, count
+        self._connection = connection
+
+    def receive(self) -> Any:
+        """Return the next message of rank 0."""
+        return self._connection.recv()
+
+    def agreed(self, make: Callable[[], T]) -> T:
+        """Return what rank 0 has made."""
+        made: T = self._connection.recv()
+        return made
+
+    @contextmanager
+    def calling(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
+        """Call it here: rank 0 has asked for it."""
+        yield
+
+    def answer(self, value: object = None) -> None:
+        """Answer rank 0."""
+        self._connection.send(value)
+
+
+def in_all_ranks(method: Method) -> Method:
+    """Have this method of rank 0's engine called in the engines of all ranks, which have their ``ranks``."""
+
+    @wraps(method)
+    def call(engine: Any, *arguments: Any, **named: Any) -> Any:
+        with engine.ranks.calling(method.__name__, arguments, named):
+            return method(engine, *arguments, **named)
+
+    return cast("Method", call)
