@@ -307,13 +307,15 @@ def _ended(chunk: Chunk) -> EndedChunk:
 
 def _check_memory(settings: Mapping[str, Any]) -> None:
     """Make sure that the KV memory of an instance on a CPU is bounded, and less than there is."""
-    kv_cache_bytes, memory = settings["kv_cache_bytes"], memory_bytes() // settings.get("tp_size", 1)
+    kv_cache_bytes, memory = settings["kv_cache_bytes"], memory_bytes()
+    ranks = settings.get("tp_size", 1)
     if kv_cache_bytes is None and settings.get("max_total_tokens") is None:
         raise EngineError("without kv_cache_bytes SGLang would take nearly all memory; set it")
-    if kv_cache_bytes is not None and kv_cache_bytes >= memory:
+    if kv_cache_bytes is not None and ranks * kv_cache_bytes >= memory:
+        each = "" if ranks == 1 else f" for each of {ranks} ranks"
         raise EngineError(
-            f"kv_cache_bytes is {kv_cache_bytes / 2**30:.1f} GiB, and the machine has"
-            f" {memory / 2**30:.1f} GiB of memory for a rank; lower it"
+            f"kv_cache_bytes is {kv_cache_bytes / 2**30:.1f} GiB{each}, and the machine has"
+            f" {memory / 2**30:.1f} GiB of memory; lower it"
         )
 
 

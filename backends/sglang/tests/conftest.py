@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from seer_sglang.plugin import Settings, seer_make_engines
 from seer_worker.client.fleet import WorkerFleet
+from seer_worker.client.process_transport import Launch
 
 from seer_core.plugins.hookspecs import Startup
 from seer_core.ports.drafting import SourceSpec
@@ -49,11 +50,14 @@ def start(run_engine: Callable[..., Any]) -> Callable[..., Any]:
         index: int = 0,
         source: SourceSpec | None = None,
         kv_pool: KVPool | None = None,
+        change: Callable[[Launch], Launch] | None = None,
         **settings: Any,
     ) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(Path(__file__).parent), os.pathsep)  # for ``sglang_sources``
             engine = _make_fleet(model, instances=index + 1, **settings).engines[index]
+        if change is not None:
+            engine.transport.spec = change(engine.transport.spec)
         return run_engine(engine, source, kv_pool)
 
     return start

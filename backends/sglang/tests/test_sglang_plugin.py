@@ -9,6 +9,7 @@ import torch
 from seer_sglang import doctor, internals, plugin
 from seer_sglang.instance import SglangAdapter, _blaming_settings
 from seer_sglang.plugin import Settings, engine_args, seer_doctor
+from seer_worker.machine import memory_bytes
 from seer_worker.wire import Start
 
 from seer_core.errors import ConfigError, EngineError
@@ -27,7 +28,8 @@ def settings(**fields):
         ({"instances": 0}, r"`int` >= 1 - at `\$.instances`"),
         ({"kv_cache_bytes": 17}, r"at `\$.kv_cache_bytes`"),
         ({"dtype": "int8"}, r"at `\$.dtype`"),
-        ({"tensor_parallel": 2}, "tensor_parallel"),
+        ({"tensor_parallel": 0}, r"`int` >= 1 - at `\$.tensor_parallel`"),
+        ({"tensor_parallel": 10**12}, r"`int` <= 128 - at `\$.tensor_parallel`"),
     ],
 )
 def test_a_wrong_setting_is_named(fields, complaint):
@@ -45,6 +47,19 @@ def test_arguments_are_sglangs_own(tmp_path):
     assert arguments["schedule_policy"] == "lpm"
     assert "chunked_prefill_size" not in arguments
     assert engine_args(settings(max_batched_tokens=64), tmp_path)["chunked_prefill_size"] == 64
+
+
+def test_the_devices_of_an_instance_are_one_argument_and_its_share(models, monkeypatch, tmp_path):
+    assert engine_args(settings(), tmp_path)["tp_size"] == 1
+    assert engine_args(settings(tensor_parallel=2), tmp_path)["tp_size"] == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    two = settings(model=str(models[0]), python=sys.executable, instances=2, tensor_parallel=2)
+    fleet = plugin.seer_make_engines(two, Startup(seed=0, base_dir=tmp_path), None)
+    shares = [each.transport.spec.environment["CUDA_VISIBLE_DEVICES"] for each in fleet.engines]
+    assert shares == ["4,5", "6,7"]
+    three = msgspec.structs.replace(two, instances=3)
+    with pytest.raises(ConfigError, match=r"3 instances of 2 devices need 6, visible are 4; .*parallel"):
+        plugin.seer_make_engines(three, Startup(seed=0, base_dir=tmp_path), None)
 
 
 @pytest.mark.parametrize("name", plugin.OWN_ENGINE_ARGS)
@@ -81,6 +96,10 @@ def test_drafts_are_refused_where_a_block_has_several_tokens(tmp_path):
     [
         ({}, "without kv_cache_bytes SGLang would take nearly all memory; set it"),
         ({"kv_cache_bytes": 1 << 60}, r"kv_cache_bytes is .* GiB, and the machine has .* GiB of memory; low"),
+        (
+            {"kv_cache_bytes": memory_bytes() * 3 // 4, "tensor_parallel": 2},
+            r"GiB for each of 2 ranks, and the",
+        ),
     ],
 )
 def test_kv_memory_that_a_machine_without_a_gpu_has_not_is_refused(tmp_path, monkeypatch, fields, complaint):

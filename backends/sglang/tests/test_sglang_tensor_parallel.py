@@ -1,0 +1,125 @@
+"""Instances of SGLang of two ranks each, which share KV: each rank has its part of every block."""
+
+import json
+from pathlib import Path
+
+import attrs
+import pytest
+
+from seer_core.ports.drafting import SourceSpec, StepTimes
+
+pytest.register_assert_rewrite("backends.tests.ranks_contract")
+pytestmark = pytest.mark.engine
+kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
+
+from backends.tests.ranks_contract import (  # noqa: E402
+    SAMPLINGS,
+    TOKENS,
+    RanksContract,
+    expect_a_rollout_in_which_a_rank_dies,
+    forget_all,
+)
+
+SECOND = "seer_sglang.rank\0" + "1\0"
+"""In the command of rank 1."""
+
+
+@pytest.fixture(scope="module")
+def pool(loop):
+    pool = kv_local.LocalPool(64 << 20)
+    loop.run_until_complete(pool.start(["sglang-0", "sglang-1"]))
+    yield pool
+    loop.run_until_complete(pool.stop())
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """The file from which the second instance drafts."""
+    return tmp_path_factory.mktemp("texts") / "texts.json"
+
+
+@pytest.fixture(scope="module")
+def pair(start, models, pool, texts):
+    """Two instances of two ranks that share the pool; the second drafts, and waits for all that it loads."""
+    spec = SourceSpec("sglang_sources:Prepared", {"texts": str(texts)}, 5, StepTimes((1,), (0,), ((0.001,),)))
+    plain = start(models[0], kv_pool=pool, tensor_parallel=2)
+    drafting = start(
+        models[0], 1, spec, pool, awaited_kv_bytes=0, tensor_parallel=2, max_batched_tokens=96, draft_paths=3
+    )
+    return plain, drafting
+
+
+@pytest.fixture
+def cold(pair, pool):
+    """Let both instances and the pool forget everything."""
+    forget_all(pair, pool)
+    return lambda: forget_all(pair, pool)
+
+
+@pytest.fixture(scope="module")
+def expected(roomy, prompts, texts):
+    """Responses of an instance of one rank, which are also what the second instance drafts."""
+    found = {name: roomy.whole(prompts(5), sampling, TOKENS) for name, sampling in SAMPLINGS.items()}
+    known = {str(seed): [*prompt, *found["plain"][seed]] for seed, prompt in enumerate(prompts(5))}
+    texts.write_text(json.dumps(known))
+    return found
+
+
+@pytest.fixture
+def broken_rank():
+    """Let rank 1 read no KV."""
+
+    def change(launch):
+        environment = {**launch.environment, "PYTHONPATH": str(Path(__file__).parent)}
+        return attrs.evolve(launch, instance="broken_sglang_rank:BrokenRank", environment=environment)
+
+    return change
+
+
+class TestRanksOfSglang(RanksContract):
+    """Seer runs the ranks, each with a scheduler of its own."""
+
+    kind = "sglang"
+    block = 16
+    token_bytes = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
+    reserved = 2  # SGLang lets a request in that leaves two tokens free
+    least_cached = 2  # all prompts begin with the same token
+    second = SECOND
+
+    @pytest.mark.long
+    def test_a_rank_that_cannot_read_its_part_costs_the_pool_and_no_token(
+        self, start, models, pool, broken_rank, prompts, expected
+    ):
+        """See also ``test_sglang_ranked_pool``."""
+        super().test_a_rank_that_cannot_read_its_part_costs_the_pool_and_no_token(
+            start, models, pool, broken_rank, prompts, expected
+        )
+
+    @pytest.mark.long
+    def test_a_head_that_both_ranks_have_is_stored_once(self, start, one_head_model, loop, prompts, moved):
+        """See also ``test_sglang_ranked_pool``."""
+        super().test_a_head_that_both_ranks_have_is_stored_once(start, one_head_model, loop, prompts, moved)
+
+    def test_drafts_right_wrong_or_failing_change_no_token(self, pair, prompts, expected):
+        """Comes last but one: the second instance drafts no more."""
+        _, here = pair
+        whole = expected["plain"]
+        here.outputs.clear()
+        for group in ("wrong", "failing"):
+            here.group = group
+            assert here.divided(prompts(5), SAMPLINGS["plain"], TOKENS, chunk_tokens=70) == whole
+        assert any(output.drafted_at for output in here.outputs.values())
+        assert [each.reason for each in here.degradations] == [
+            "the draft source failed: RuntimeError: no luck"
+        ]
+
+    def test_all_ranks_end_with_their_instance(self, pair):
+        """Comes last: the second instance is killed."""
+        self.expect_all_ranks_to_end_with(pair[1])
+
+
+@pytest.mark.long
+def test_a_divided_and_drafted_rollout_in_which_a_rank_dies_has_the_tokens_of_one_rank(
+    models, roomy, prompts, tmp_path
+):
+    expect_a_rollout_in_which_a_rank_dies("sglang", SECOND, models[0], roomy, prompts, tmp_path)
