@@ -49,6 +49,7 @@ class TreeWorker(NGRAMWorker):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.propose: Callable[[Sequence[Req]], Trees] = _no_drafts
+        self.width: Callable[[Trees], int] = width_of
         self._trees: tuple[NDArray[np.int64], NDArray[np.bool_]] | None = None
 
     def forward_batch_generation(self, batch: ScheduleBatch, *arguments: Any, **named: Any) -> Any:
@@ -62,8 +63,8 @@ class TreeWorker(NGRAMWorker):
 
     def _prepare_for_speculative_decoding(self, batch: ScheduleBatch) -> None:
         if batch.forward_mode.is_decode():
-            tokens, parents = self.propose(batch.reqs)
-            self._set_nodes(1 + max(map(len, tokens)))
+            tokens, parents = trees = self.propose(batch.reqs)
+            self._set_nodes(self.width(trees))
             self._make_room(len(batch.reqs))
             last = [req.output_ids[-1] for req in batch.reqs]
             self._trees = as_nodes(last, tokens, parents, self.draft_token_num)
@@ -252,13 +253,18 @@ class DraftBudget:
     drafts never take what a chunk has been promised, and SGLang never puts one back for them.
     """
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, *, uniform: bool = False) -> None:
         self.most = nodes
         self.nodes = nodes
+        self._uniform = uniform
 
     def __call__(self) -> int:
         """Return how many; stands in for SGLang's ``get_alloc_reserve_per_decode``."""
         return self.nodes
+
+    def width(self, trees: Trees) -> int:
+        """Return how many nodes each request has in a step with these trees."""
+        return self.nodes if self._uniform else width_of(trees)
 
     def make(self, scheduler: Any) -> None:
         """Decide it for the next step."""
@@ -291,10 +297,15 @@ def _give_back(scheduler: Any, reqs: Iterable[Req]) -> None:
         kv.kv_allocated_len = kv.kv_committed_len
 
 
-def install(scheduler: Any, verifier: KeyedVerifier, propose: Callable[[Sequence[Req]], Trees]) -> None:
-    """Have a scheduler's ``TreeWorker`` verify what ``propose`` returns."""
+def install(
+    scheduler: Any,
+    verifier: KeyedVerifier,
+    propose: Callable[[Sequence[Req]], Trees],
+    width: Callable[[Trees], int],
+) -> None:
+    """Have a scheduler's ``TreeWorker`` verify what ``propose`` returns, in ``width`` nodes for a request."""
     ngram_worker.eagle_sample = verifier
-    scheduler.draft_worker.propose = propose
+    scheduler.draft_worker.propose, scheduler.draft_worker.width = propose, width
 
 
 def put_in_place(room: DraftBudget) -> None:
@@ -303,6 +314,11 @@ def put_in_place(room: DraftBudget) -> None:
     ngram_worker.NGRAMWorker = TreeWorker
     schedule_batch.get_alloc_reserve_per_decode = room
     eagle_utils.get_alloc_reserve_per_decode = room
+
+
+def width_of(trees: Trees) -> int:
+    """Return the nodes of the largest tree, the last token written included."""
+    return 1 + max(map(len, trees[0]))
 
 
 def _child(tokens: Sequence[int], first: Sequence[int], sibling: Sequence[int], node: int, token: int) -> int:

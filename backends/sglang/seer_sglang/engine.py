@@ -125,7 +125,7 @@ class SglangEngine:
     """SGLang's scheduler and model in this process, and the chunks they are working on.
 
     With tensor parallelism it is one of ``ranks``, which meet at a ``port`` of the loopback.  Rank 0's has
-    the ``proposer``, if its arguments have drafts.
+    the ``proposer``, if its arguments have drafts.  With ``uniform_drafts`` all steps have trees of one size.
     """
 
     def __init__(
@@ -134,10 +134,12 @@ class SglangEngine:
         proposer: SourceProposer | None = None,
         ranks: LeadingRank | FollowingRank | None = None,
         port: int | None = None,
+        *,
+        uniform_drafts: bool = False,
     ) -> None:
         self.ranks = LeadingRank() if ranks is None else ranks
         nodes = args.speculative_num_draft_tokens if args.speculative_algorithm is not None else None
-        self._room = None if nodes is None else drafting.DraftBudget(nodes)
+        self._room = None if nodes is None else drafting.DraftBudget(nodes, uniform=uniform_drafts)
         if self._room is not None:
             drafting.put_in_place(self._room)
         number = self.ranks.number
@@ -162,7 +164,7 @@ class SglangEngine:
         if proposer is not None:
             proposer.request_ids = lambda: self._live
         if self._room is not None:
-            drafting.install(self.scheduler, self._verifier, self._propose)
+            drafting.install(self.scheduler, self._verifier, self._propose, self._room.width)
         self.chunks: dict[str, Chunk] = {}
         self.computed = Step(0, 0)
         self.parts = _parts_of(self.config, self.ranks.count)
@@ -440,10 +442,10 @@ class SglangEngine:
     def _propose(self, reqs: Sequence[Req]) -> drafting.Trees:
         """Return trees for those of these requests that are still wanted."""
         self._verified = [req.rid for req in reqs]
-        tokens, parents = self.ranks.agreed(lambda: self._trees(reqs))
-        nodes = 1 + max(map(len, tokens))
-        self.computed = Step(len(reqs), nodes * len(reqs))
-        return tokens, parents
+        assert self._room is not None
+        trees = self.ranks.agreed(lambda: self._trees(reqs))
+        self.computed = Step(len(reqs), self._room.width(trees) * len(reqs))
+        return trees
 
     def _trees(self, reqs: Sequence[Req]) -> drafting.Trees:
         assert self._room is not None

@@ -85,6 +85,7 @@ class SglangCore:
         settings = dict(start.settings)
         kv_cache_bytes, self.draft_paths = settings.pop("kv_cache_bytes"), settings.pop("draft_paths")
         awaited_bytes = settings.pop("awaited_kv_bytes", AWAITED_BYTES)
+        uniform = settings.pop("uniform_drafts", None)
         self._awaited_bytes = None if forward is not None and forward.emulated else awaited_bytes
         source, count = start.source, settings.get("tp_size", 1)
         if source is not None:
@@ -108,8 +109,9 @@ class SglangCore:
                 most = args.max_running_requests
                 proposer = SourceProposer(source.draft_tokens, read_vocab_size(args), most, self.draft_paths)
             port = free_port()
-            self._ranks.send(RankStart(settings, kv_cache_bytes, count, port))
-            self.engine = SglangEngine(args, proposer, self._ranks, port)
+            uniform = not args.disable_cuda_graph if uniform is None else uniform
+            self._ranks.send(RankStart(settings, kv_cache_bytes, count, port, uniform))
+            self.engine = SglangEngine(args, proposer, self._ranks, port, uniform_drafts=uniform)
         self._rank = Rank(self.engine)
         self._tensors = checkpoint.headers_of(settings["model_path"])
         if on_cpu and count == 1 and self.engine.runner.model_config.quantization is None:

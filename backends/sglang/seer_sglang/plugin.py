@@ -86,6 +86,10 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """The most paths of a draft, which is a tree."""
     enforce_eager: bool | None = None
     """Whether the model runs without CUDA graphs; unless it is set, it does on a CPU only."""
+    uniform_drafts: bool | None = None
+    """Whether all steps have draft trees of one size, which CUDA graphs need, and small ones are padded;
+    unless it is set, they have it where such graphs are.
+    """
     awaited_kv_bytes: Annotated[int, Meta(ge=0)] | None = None
     """With more KV to load from the pool a request waits, and the steps of others go on; up to so much is
     loaded before its first step. Unless it is set, it is 32 MiB.
@@ -185,6 +189,7 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
     }
     decided = {
         "disable_cuda_graph": settings.enforce_eager,
+        "uniform_drafts": settings.uniform_drafts,
         "awaited_kv_bytes": settings.awaited_kv_bytes,
     }
     optional = {

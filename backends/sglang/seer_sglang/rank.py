@@ -34,12 +34,13 @@ log = structlog.get_logger("seer")
 
 @attrs.frozen
 class RankStart:
-    """The first message to another rank: SGLang's arguments, and a port at which the ranks meet."""
+    """The first message to another rank: its engine's arguments, and a port at which the ranks meet."""
 
     settings: Mapping[str, Any]
     kv_cache_bytes: int | None
     count: int
     port: int
+    uniform_drafts: bool
 
 
 class Rank:
@@ -112,7 +113,8 @@ def _make_engine(start: RankStart, ranks: FollowingRank) -> SglangEngine:
 
     if start.settings.get("radix_cache_backend") == cache.BACKEND:
         cache.register()
-    return SglangEngine(server_args(start.settings, start.kv_cache_bytes), ranks=ranks, port=start.port)
+    args = server_args(start.settings, start.kv_cache_bytes)
+    return SglangEngine(args, None, ranks, start.port, uniform_drafts=start.uniform_drafts)
 
 
 def main(number: int, fd: int) -> None:

@@ -53,6 +53,36 @@ engine.reset_cache()
 print(engine.kv_usage)
 """
 
+WIDTHS = """
+import sys
+from seer_sglang import internals
+internals.check_kernels()
+from seer_worker.process.drafts import SourceProposer
+from seer_core.model import Sampling
+from seer_core.ports.engine import ChunkJob
+from seer_sglang.engine import SglangEngine, server_args
+
+settings = {
+    "model_path": sys.argv[1], "dtype": "float32", "device": "cpu", "attention_backend": "torch_native",
+    "context_length": 200, "max_running_requests": 4, "max_total_tokens": 202,
+    "disable_cuda_graph": True, "disable_overlap_schedule": True, "skip_tokenizer_init": True,
+    "log_level": "error", "speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 6,
+}
+proposer = SourceProposer(5, 128, 4)
+engine = SglangEngine(server_args(settings, None), proposer, uniform_drafts=True)
+for made_up in (None, 3):
+    proposer.drafting.made_up = made_up
+    for seed in range(3, 6):
+        job = ChunkJob(f"{made_up} {seed}", "r", "g", [1, 10, seed], 3, 64, Sampling(), seed, 0)
+        engine.add(job, "salt", to_the_end=made_up is None)
+    widths = set()
+    while engine.chunks:
+        engine.step()
+        if engine.computed.requests and engine.scheduler.last_batch.forward_mode.is_decode():
+            widths.add(engine.computed.positions / engine.computed.requests)
+    print(sorted(widths))
+"""
+
 
 @pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])
 def test_whole_divided_alone_moved_and_killed_give_the_same_tokens(roomy, other, prompts, sampling, moved):
@@ -158,6 +188,15 @@ def test_what_was_dropped_and_put_back_is_not_waited_for(models):
     ran = subprocess.run([interpreter(), "-c", PUT_BACK, str(models[0])], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines()[-2:] == ["1 0 0", "0.0"]
+
+
+def test_trees_of_one_size_have_it_in_steps_without_drafts_and_less_only_where_kv_is_short(models):
+    ran = subprocess.run([interpreter(), "-c", WIDTHS, str(models[0])], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    without, drafted = map(json.loads, ran.stdout.splitlines()[-2:])
+    assert without[-1] == 6.0
+    assert 1.0 <= without[0] < 6.0  # at the end three requests of 67 tokens leave too little
+    assert drafted == [6.0]
 
 
 def test_load_is_reported_while_busy_and_once_more_when_idle(roomy, prompts):

@@ -40,12 +40,15 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pair(start, models, pool, texts):
-    """Two instances of two ranks that share the pool; the second drafts, and waits for all that it loads."""
+    """Two instances of two ranks that share the pool; the second drafts, and waits for all that it loads.
+
+    Its trees are of one size.
+    """
     spec = SourceSpec("sglang_sources:Prepared", {"texts": str(texts)}, 5, StepTimes((1,), (0,), ((0.001,),)))
     plain = start(models[0], kv_pool=pool, tensor_parallel=2)
-    drafting = start(
-        models[0], 1, spec, pool, awaited_kv_bytes=0, tensor_parallel=2, max_batched_tokens=96, draft_paths=3
-    )
+    waiting = {"awaited_kv_bytes": 0, "max_batched_tokens": 96}
+    trees = {"draft_paths": 3, "uniform_drafts": True}
+    drafting = start(models[0], 1, spec, pool, tensor_parallel=2, **waiting, **trees)
     return plain, drafting
 
 
