@@ -15,3 +15,16 @@ class TestSglangEngine(EngineContract):
     def _model(self, models, make_fleet):
         self.make = lambda: make_fleet(models[0], instances=2)
         self.weights = str(models[1])
+
+
+@pytest.mark.long
+class TestSglangOfTwoRanks(EngineContract):
+    """With tensor parallelism."""
+
+    shared = True
+    patience_s = 300.0
+
+    @pytest.fixture(autouse=True)
+    def _model(self, models, make_fleet):
+        self.make = lambda: make_fleet(models[0], instances=2, tensor_parallel=2)
+        self.weights = str(models[1])
