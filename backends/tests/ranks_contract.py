@@ -262,13 +262,18 @@ class RanksContract:
             here.run(here.engine.stop())
         loop.run_until_complete(pool.stop())
 
-    def expect_all_ranks_to_end_with(self, here):
-        """Kill an instance, and wait for all that it has started."""
-        children = children_of(here.pid)
-        assert len(children) >= 1
-        here.kill()
-        here.run(here.until(lambda: bool(here.losses)))
-        assert all(wait_until_dead(pid) for pid in children)
+    def expect_all_to_end_together(self, pair):
+        """Kill the worker of the one instance, and while it is idle a rank of the other."""
+        for here, kill in zip(pair, (lambda here: here.pid, self.second_of), strict=True):
+            leader, children = here.pid, children_of(here.pid)
+            losses = len(here.losses)
+            os.kill(kill(here), signal.SIGKILL)
+            here.run(here.until(lambda here=here, losses=losses: len(here.losses) > losses))
+            assert len(children) >= 1
+            assert all(wait_until_dead(pid) for pid in (leader, *children))
+
+    def second_of(self, here):
+        return rank_of(here.pid, self.second)
 
 
 KILL_AT = 30

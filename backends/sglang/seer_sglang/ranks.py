@@ -7,7 +7,6 @@ a scheduler is called in all of them, in the same order.  What could differ betw
 
 from __future__ import annotations
 
-import os
 import pickle
 import socket
 import sys
@@ -20,14 +19,12 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar, cast
 
 import attrs
-import structlog
+from seer_worker.process.dead_ranks import end_after_grace
 
 from seer_core.errors import EngineError
 from seer_core.process import ChildProcess
 
 __all__ = ["Flaw", "FollowingRank", "LeadingRank", "Ranks", "in_all_ranks"]
-
-log = structlog.get_logger("seer")
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -35,8 +32,6 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 MODULE = "seer_sglang.rank"
 NOTICE_S = 2.0
 """So soon a rank that has died is known to be dead, after others have failed for it."""
-GRACE_S = 10.0
-"""How long rank 0 may take to report that another has died, where it waits for that one in code of C++."""
 
 
 @attrs.frozen
@@ -150,16 +145,14 @@ class LeadingRank:
             raise
 
     def _watch(self, number: int, process: ChildProcess) -> None:
-        """End this process, too, when a rank has died; what waits for that one on a GPU would wait on."""
+        """End this process, too, when a rank has died."""
         process.wait_unreaped()
         if self._closed:
             return
         process.wait()
-        self._dead.append(f"rank {number} of its {self.count} was {process.reason()}")
-        time.sleep(GRACE_S)
-        if not self._closed:
-            log.error("rank_ended", rank=number, reason=process.reason())
-            os._exit(1)
+        reason = f"rank {number} of its {self.count} was {process.reason()}"
+        self._dead.append(reason)
+        end_after_grace(reason, lambda: self._closed)
 
 
 class FollowingRank:

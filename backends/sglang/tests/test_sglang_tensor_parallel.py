@@ -116,9 +116,9 @@ class TestRanksOfSglang(RanksContract):
             "the draft source failed: RuntimeError: no luck"
         ]
 
-    def test_all_ranks_end_with_their_instance(self, pair):
-        """Comes last: the second instance is killed."""
-        self.expect_all_ranks_to_end_with(pair[1])
+    def test_a_worker_and_its_ranks_end_together(self, pair):
+        """Comes last: both instances are killed."""
+        self.expect_all_to_end_together(pair)
 
 
 @pytest.mark.long

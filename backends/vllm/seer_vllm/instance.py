@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import structlog
 from msgspec import structs
 from seer_worker.process.adapter import CoreAdapter, EndedChunk, Forward, ScriptedTokens
+from seer_worker.process.dead_ranks import end_after_grace
 from seer_worker.process.figures import serve_figures
 from seer_worker.process.instance import LogitRow, Rejected
 from seer_worker.process.pooling import AWAITED_BYTES, PAUSE_S, PooledRequests
@@ -126,6 +128,11 @@ class VllmCore:
             self._connector.use_block_bytes(block_bytes or self._connector.block_bytes, awaited_bytes)
         [group, *_] = scheduler.kv_cache_config.kv_cache_groups
         self._parts = parts_of(self.engine.vllm_config, group.kv_cache_spec)
+        self._closing = False
+        if self._parts.ranks > 1:
+            reason = f"one of its {self._parts.ranks} ranks has ended"
+            end = partial(end_after_grace, reason, lambda: self._closing)
+            self._core.model_executor.register_failure_callback(end)
         self._requests: dict[str, str] = {}
         """vLLM's ids of running chunks, by Seer's."""
         self._tensors = checkpoint.headers_of(self.engine.vllm_config.model_config.model)
@@ -287,6 +294,7 @@ class VllmCore:
 
     def close(self) -> None:
         """End the processes that vLLM started."""
+        self._closing = True
         if self.engine.vllm_config.parallel_config.world_size > 1:
             self.engine.engine_core.shutdown()
 

@@ -270,6 +270,11 @@ _ENGINE = "vllm.v1.engine.llm_engine:LLMEngine"
 LLM_ENGINE = (
     Name(_ENGINE, "output_processor.request_states", PIECES),
     Name(_ENGINE, "engine_core.engine_core.batch_queue", "an idle engine may still be computing a step"),
+    Name(
+        _ENGINE,
+        "engine_core.engine_core.model_executor.register_failure_callback",
+        "an idle instance does not notice that a rank has ended",
+    ),
 )
 """What an engine must have."""
 

@@ -134,9 +134,9 @@ class TestRanksOfVllm(RanksContract):
         )
         assert one == again != other
 
-    def test_all_ranks_end_with_their_instance(self, pair):
-        """Comes last: the second instance is killed."""
-        self.expect_all_ranks_to_end_with(pair[1])
+    def test_a_worker_and_its_ranks_end_together(self, pair):
+        """Comes last: both instances are killed."""
+        self.expect_all_to_end_together(pair)
 
 
 def test_a_divided_and_drafted_rollout_in_which_a_rank_dies_has_the_tokens_of_one_rank(

@@ -1,0 +1,24 @@
+"""The end of an instance, one of whose ranks has died, where its worker does not come to notice it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import structlog
+
+__all__ = ["end_after_grace"]
+
+log = structlog.get_logger("seer")
+
+GRACE_S = 10.0
+"""How long a worker may take to report a dead rank.  One that is idle, or waits for it in C++, does not."""
+
+
+def end_after_grace(reason: str, closing: Callable[[], bool]) -> None:
+    """End this process after some seconds, unless it is ``closing``; called in a thread of its own."""
+    time.sleep(GRACE_S)
+    if not closing():
+        log.error("rank_ended", reason=reason)
+        os._exit(1)
