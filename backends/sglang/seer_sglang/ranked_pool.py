@@ -61,15 +61,20 @@ class LeadingPool(PooledRequests):
     """The pool in rank 0, which may be the only one."""
 
     def __init__(
-        self, store: FailsafeStore, part_bytes: int, ranks: LeadingRank, parts: KvParts, awaited: int | None
+        self,
+        store: FailsafeStore,
+        part_bytes: int,
+        ranks: LeadingRank,
+        parts: KvParts,
+        awaited_bytes: int | None,
     ) -> None:
-        """Use a store of blocks that have ``parts`` of so many bytes.
+        """Use a store of blocks that have ``parts`` of ``part_bytes`` each.
 
         A request waits for more blocks than ``awaited_bytes`` hold; None: none waits.
         """
         self.block_bytes = part_bytes * parts.parts
         super().__init__(store, self.block_bytes)
-        self.awaited_blocks = None if awaited is None else awaited // self.block_bytes
+        self.awaited_blocks = None if awaited_bytes is None else awaited_bytes // self.block_bytes
         self.shared = ranks.count > 1
         self._ranks = ranks
         self._columns = parts.columns(0, self.block_bytes)

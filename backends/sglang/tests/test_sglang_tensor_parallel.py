@@ -87,6 +87,7 @@ class TestRanksOfSglang(RanksContract):
     token_bytes = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
     reserved = 2  # SGLang lets a request in that leaves two tokens free
     least_cached = 2  # all prompts begin with the same token
+    processes = 1  # rank 0 is the worker
     second = SECOND
 
     @pytest.mark.long

@@ -87,7 +87,8 @@ class TestRanksOfVllm(RanksContract):
     block = BLOCK
     token_bytes = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
     reserved = BLOCK  # the first block is vLLM's null block
-    least_cached = BLOCK
+    least_cached = 1
+    processes = 2
     second = "TP1"
     drafting_group = "mixed"
 
