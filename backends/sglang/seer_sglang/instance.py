@@ -27,7 +27,7 @@ from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore
 from seer_core.ports.weights import WeightSpec
 from seer_sglang import internals
-from seer_sglang.rank import Rank, RankStart
+from seer_sglang.rank import RankStart, SglangRank
 from seer_sglang.ranks import LeadingRank
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class SglangCore:
             uniform = not args.disable_cuda_graph if uniform is None else uniform
             self._ranks.send(RankStart(settings, kv_cache_bytes, count, port, uniform))
             self.engine = SglangEngine(args, proposer, self._ranks, port, uniform_drafts=uniform)
-        self._rank = Rank(self.engine)
+        self._rank = SglangRank(self.engine)
         self._tensors = checkpoint.headers_of(settings["model_path"])
         if on_cpu and count == 1 and self.engine.runner.model_config.quantization is None:
             weights.expect_all_loaded(self.engine.runner.model, self._tensors)
@@ -249,7 +249,7 @@ class SglangCore:
         self._ranks.close()
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of ``Rank`` in every rank; return what they return, in order."""
+        """Call a method of ``SglangRank`` in every rank; return what they return, in order."""
         self._ranks.send((method, arguments))
         try:
             mine = getattr(self._rank, method)(*arguments)

@@ -5,10 +5,10 @@ It is started as ``python -m seer_sglang.rank NUMBER FD``, with a connection to 
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from seer_sglang.engine import SglangEngine
 
-__all__ = ["Rank", "RankStart", "answer"]
+__all__ = ["RankStart", "SglangRank", "answer"]
 
 log = structlog.get_logger("seer")
 
@@ -43,7 +43,7 @@ class RankStart:
     uniform_drafts: bool
 
 
-class Rank:
+class SglangRank:
     """A rank's weights and memory."""
 
     def __init__(self, engine: SglangEngine) -> None:
@@ -96,8 +96,8 @@ class Rank:
         sleeping.resume(self._engine.scheduler, self._engine.kv_layers)
 
 
-def answer(rank: Rank, method: str, arguments: tuple[Any, ...]) -> Any:
-    """Return what a method of ``Rank`` returns, or why it failed."""
+def answer(rank: SglangRank, method: str, arguments: tuple[Any, ...]) -> Any:
+    """Return what a method of ``SglangRank`` returns, or why it failed."""
     try:
         return getattr(rank, method)(*arguments)
     except Exception as error:
@@ -125,7 +125,7 @@ def main(number: int, fd: int) -> None:
     start: RankStart = connection.recv()
     ranks = FollowingRank(number, start.count, connection)
     engine = _make_engine(start, ranks)
-    rank = Rank(engine)
+    rank = SglangRank(engine)
     while True:
         match ranks.receive():
             case (str(method), tuple(arguments)):
@@ -135,7 +135,5 @@ def main(number: int, fd: int) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with suppress(EOFError):  # rank 0 is gone; the kernel ends its children
         main(int(sys.argv[1]), int(sys.argv[2]))
-    except EOFError:
-        os._exit(0)

@@ -24,7 +24,7 @@ from seer_worker.process.dead_ranks import end_after_grace
 from seer_core.errors import EngineError
 from seer_core.process import ChildProcess
 
-__all__ = ["Flaw", "FollowingRank", "LeadingRank", "Ranks", "in_all_ranks"]
+__all__ = ["Flaw", "FollowingRank", "LeadingRank", "RankGroup", "in_all_ranks"]
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -41,7 +41,7 @@ class Flaw:
     reason: str
 
 
-class Ranks(Protocol):
+class RankGroup(Protocol):
     """The ranks of an instance, as one of them sees them."""
 
     number: int

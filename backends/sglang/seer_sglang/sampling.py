@@ -19,7 +19,7 @@ from seer_worker.sampling.sampler import Sampler
 from torch import Tensor
 
 from seer_core.ports.engine import ChunkJob
-from seer_sglang.ranks import Ranks
+from seer_sglang.ranks import RankGroup
 
 __all__ = ["ChunkState", "SglangSampler"]
 
@@ -76,7 +76,7 @@ class SglangSampler:
     """
 
     def __init__(
-        self, vocab_size: int, device: torch.device, ends: Collection[int], model_dir: str, ranks: Ranks
+        self, vocab_size: int, device: torch.device, ends: Collection[int], model_dir: str, ranks: RankGroup
     ) -> None:
         self._sampler = Sampler(vocab_size, device)
         self._ranks = ranks
