@@ -101,6 +101,8 @@ class TestRanksOfVllm(RanksContract):
         self, start_second, models, pair, pool, cold, prompts, expected, moved
     ):
         second = start_second(models[0], None, pool, 1, tensor_parallel=2)
+        second.weight_version = pair[0].weight_version  # they share the KV of one version alone
+        second.run(second.engine.update_weights(directory(models[0]), second.weight_version))
         rounds = []
         for instances in ((pair[0], second), (second, pair[0])):
             forget_all(instances, pool)
