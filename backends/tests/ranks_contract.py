@@ -1,9 +1,8 @@
 """Two instances of two ranks each, of any engine, that share KV: each rank has its part of every block.
 
-A test module has a class derived from ``RanksContract`` and these fixtures: ``pool``; ``pair``, of which the
-second instance drafts; ``expected``, responses of an instance of one rank
-by the names of ``SAMPLINGS``; ``cold``, a function that lets instances and pool forget everything;
-``broken_rank``, a change of a ``Launch`` after which rank 1 cannot read its KV.
+A test module has a class derived from ``RanksContract`` and these fixtures: ``pair``, over the class's
+``pool``, of which the second instance drafts; and ``expected``, responses of an instance of one rank by the
+names of ``SAMPLINGS``.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import pytest
 from msgspec import structs
 from seer_kv_local import LocalPool
 
+from backends.tests.mover import Mover
 from backends.tests.processes import wait_until_dead
 from seer_core import SharedWeights
 from seer_core.errors import EngineError
@@ -83,9 +83,26 @@ class RanksContract:
     drafting_group, plain_group = "group", "nothing"
     """Groups in which the second instance drafts, and does not."""
 
+    broken: str
+    """The import path of an instance whose rank 1 cannot read its KV."""
+
     @property
     def block_bytes(self):
         return self.block * self.token_bytes
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def pool(cls, loop):
+        pool = LocalPool(64 << 20)
+        loop.run_until_complete(pool.start([f"{cls.kind}-0", f"{cls.kind}-1"]))
+        yield pool
+        loop.run_until_complete(pool.stop())
+
+    @pytest.fixture
+    def cold(self, pair, pool):
+        """Let both instances and the pool forget everything, now and when it is called."""
+        forget_all(pair, pool)
+        return lambda: forget_all(pair, pool)
 
     def test_it_says_what_its_kv_takes_over_all_ranks_and_in_which_layout(self, pair, roomy):
         for here in pair:
@@ -238,9 +255,12 @@ class RanksContract:
         assert here.whole(prompts(5), PLAIN, TOKENS) == expected["plain"]
 
     def test_a_rank_that_cannot_read_its_part_costs_the_pool_and_no_token(
-        self, start, models, pool, broken_rank, prompts, expected
+        self, start, models, pool, prompts, expected
     ):
-        harness = start(models[0], kv_pool=pool, index=1, change=broken_rank, tensor_parallel=2)
+        def change(launch):
+            return attrs.evolve(launch, instance=self.broken)
+
+        harness = start(models[0], kv_pool=pool, index=1, change=change, tensor_parallel=2)
         assert harness.divided(prompts(5), PLAIN, TOKENS, chunk_tokens=40) == expected["plain"]
         assert harness.losses == []
         [degradation] = harness.degradations
@@ -282,35 +302,6 @@ KILL_AT = 30
 """The chunk on whose way the kill comes."""
 FREE = StepTimes((1, 64), (0, 8), ((1.0, 1.0), (1.0, 1.0)))
 """Drafts cost nothing, so as many as there are get verified; and no instance measures its steps."""
-
-
-class Mover:
-    """Placer that sends each chunk to another instance than the last, and calls ``act`` once, on the way."""
-
-    def __init__(self, act):
-        self.act = act
-        self.placed = 0
-
-    def instance_changed(self, instance):
-        pass
-
-    def instance_lost(self, instance):
-        pass
-
-    def place(self, request, chunk_tokens, instances):
-        fits = [
-            one
-            for one in instances
-            if (one.id != request.instance or len(instances) == 1)
-            and one.free_slots > 0
-            and one.footprint(request, chunk_tokens) <= one.free_kv_tokens
-        ]
-        found = max(fits, key=lambda one: (one.free_kv_tokens, -one.seq), default=None)
-        if found is not None:
-            self.placed += 1
-            if self.placed == KILL_AT:
-                self.act()
-        return found
 
 
 CONFIG = """
@@ -358,9 +349,12 @@ def expect_a_rollout_in_which_a_rank_dies(engine, second, model, roomy, prompts,
 
             def kill():
                 os.kill(rank_of(runtime.engines[f"{engine}-1"].worker.pid, second), signal.SIGKILL)
+                return True
 
             strategies = fill_slots(config)
-            policies = attrs.evolve(strategies.policies, placer=Slot("placer", "test", Mover(kill)))
+            policies = attrs.evolve(
+                strategies.policies, placer=Slot("placer", "test", Mover([(KILL_AT, kill)]))
+            )
             await runtime.use(attrs.evolve(strategies, policies=policies))
             return await runtime.rollout(groups).wait()
 

@@ -8,6 +8,7 @@ import psutil
 import pytest
 import seer_mooncake.master
 
+from backends.tests.mover import Mover
 from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import fill_slots
 from seer_core.runtime.prompts import read_prompts
@@ -23,38 +24,6 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny_reasoner"
 BLOCK_TOKENS = 32
 CHUNK_TOKENS = 96
 GROUPS = slice(2, 3)  # long responses
-
-
-class Mover:
-    """Placer that sends each chunk to another instance than the last.
-
-    From so many chunks on it does each of its ``acts`` in turn, until that returns true.
-    """
-
-    def __init__(self, acts=()):
-        self.acts = list(acts)
-        self.placed = 0
-
-    def instance_changed(self, instance):
-        pass
-
-    def instance_lost(self, instance):
-        pass
-
-    def place(self, request, chunk_tokens, instances):
-        fits = [
-            one
-            for one in instances
-            if one.id != request.instance
-            and one.free_slots > 0
-            and one.footprint(request, chunk_tokens) <= one.free_kv_tokens
-        ]
-        found = max(fits, key=lambda one: (one.free_kv_tokens, -one.seq), default=None)
-        if found is not None:
-            self.placed += 1
-            if self.acts and self.placed >= self.acts[0][0] and self.acts[0][1]():
-                del self.acts[0]
-        return found
 
 
 def test_moved_rollouts_give_the_same_tokens_also_when_the_master_dies(master_of, monkeypatch):

@@ -397,11 +397,8 @@ class SglangEngine:
 
     def _expect_same_plan(self, batch: ScheduleBatch | None) -> None:
         """Raise EngineError if this rank has planned another step than rank 0, whose KV would be nonsense."""
-        mine = (
-            []
-            if batch is None
-            else [(req.rid, req.kv.kv_committed_len, req.prefix_len) for req in batch.reqs]
-        )
+        reqs = [] if batch is None else batch.reqs
+        mine = [(req.rid, req.kv.kv_committed_len, req.prefix_len) for req in reqs]
         theirs = self.ranks.agreed(lambda: mine)
         if mine != theirs:
             raise EngineError(f"rank {self.ranks.number} plans {mine}, and rank 0 {theirs}")

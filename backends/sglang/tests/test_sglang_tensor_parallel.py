@@ -1,35 +1,24 @@
 """Instances of SGLang of two ranks each, which share KV: each rank has its part of every block."""
 
 import json
-from pathlib import Path
 
-import attrs
 import pytest
 
 from seer_core.ports.drafting import SourceSpec, StepTimes
 
 pytest.register_assert_rewrite("backends.tests.ranks_contract")
 pytestmark = pytest.mark.engine
-kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
+pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
 from backends.tests.ranks_contract import (  # noqa: E402
     SAMPLINGS,
     TOKENS,
     RanksContract,
     expect_a_rollout_in_which_a_rank_dies,
-    forget_all,
 )
 
 SECOND = "seer_sglang.rank\0" + "1\0"
 """In the command of rank 1."""
-
-
-@pytest.fixture(scope="module")
-def pool(loop):
-    pool = kv_local.LocalPool(64 << 20)
-    loop.run_until_complete(pool.start(["sglang-0", "sglang-1"]))
-    yield pool
-    loop.run_until_complete(pool.stop())
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +27,7 @@ def texts(tmp_path_factory):
     return tmp_path_factory.mktemp("texts") / "texts.json"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def pair(start, models, pool, texts):
     """Two instances of two ranks that share the pool; the second drafts, and waits for all that it loads.
 
@@ -52,13 +41,6 @@ def pair(start, models, pool, texts):
     return plain, drafting
 
 
-@pytest.fixture
-def cold(pair, pool):
-    """Let both instances and the pool forget everything."""
-    forget_all(pair, pool)
-    return lambda: forget_all(pair, pool)
-
-
 @pytest.fixture(scope="module")
 def expected(roomy, prompts, texts):
     """Responses of an instance of one rank, which are also what the second instance drafts."""
@@ -68,21 +50,11 @@ def expected(roomy, prompts, texts):
     return found
 
 
-@pytest.fixture
-def broken_rank():
-    """Let rank 1 read no KV."""
-
-    def change(launch):
-        environment = {**launch.environment, "PYTHONPATH": str(Path(__file__).parent)}
-        return attrs.evolve(launch, instance="broken_sglang_rank:BrokenRank", environment=environment)
-
-    return change
-
-
 class TestRanksOfSglang(RanksContract):
     """Seer runs the ranks, each with a scheduler of its own."""
 
     kind = "sglang"
+    broken = "broken_sglang_rank:BrokenRank"
     block = 16
     token_bytes = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
     reserved = 2  # SGLang lets a request in that leaves two tokens free
@@ -92,11 +64,11 @@ class TestRanksOfSglang(RanksContract):
 
     @pytest.mark.long
     def test_a_rank_that_cannot_read_its_part_costs_the_pool_and_no_token(
-        self, start, models, pool, broken_rank, prompts, expected
+        self, start, models, pool, prompts, expected
     ):
         """See also ``test_sglang_ranked_pool``."""
         super().test_a_rank_that_cannot_read_its_part_costs_the_pool_and_no_token(
-            start, models, pool, broken_rank, prompts, expected
+            start, models, pool, prompts, expected
         )
 
     @pytest.mark.long

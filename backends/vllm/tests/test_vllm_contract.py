@@ -10,11 +10,12 @@ pytestmark = pytest.mark.engine
 class TestVllmEngine(EngineContract):
     shared = True
     patience_s = 300.0
+    ranks = 1
 
     @pytest.fixture(autouse=True)
     def _model(self, models, make_fleet):
         pytest.importorskip("vllm")
-        self.make = lambda: make_fleet(models[0], instances=2)
+        self.make = lambda: make_fleet(models[0], instances=2, tensor_parallel=self.ranks)
         self.weights = str(models[1])
 
 
@@ -38,13 +39,7 @@ class TestSecondRunner(EngineContract):
 
 
 @pytest.mark.long
-class TestVllmOfTwoRanks(EngineContract):
+class TestVllmOfTwoRanks(TestVllmEngine):
     """With tensor parallelism."""
 
-    shared = True
-    patience_s = 300.0
-
-    @pytest.fixture(autouse=True)
-    def _model(self, models, make_fleet):
-        self.make = lambda: make_fleet(models[0], instances=2, tensor_parallel=2)
-        self.weights = str(models[1])
+    ranks = 2

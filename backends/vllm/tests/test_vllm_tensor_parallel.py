@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import attrs
 import pytest
 
 from seer_core.ports.drafting import SourceSpec, StepTimes
@@ -11,7 +10,7 @@ from seer_core.ports.weights import directory
 
 pytest.register_assert_rewrite("backends.tests.ranks_contract")
 pytestmark = pytest.mark.engine
-kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
+pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
 from backends.tests.ranks_contract import (  # noqa: E402
     PLAIN,
@@ -25,15 +24,7 @@ from backends.tests.ranks_contract import (  # noqa: E402
 BLOCK = 32
 
 
-@pytest.fixture(scope="module")
-def pool(loop):
-    pool = kv_local.LocalPool(64 << 20)
-    loop.run_until_complete(pool.start(["vllm-0", "vllm-1"]))
-    yield pool
-    loop.run_until_complete(pool.stop())
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def pair(start, models, pool, notes):
     """Two instances of two ranks that share the pool; the second drafts, and waits for all that it loads."""
     spec = SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, 5, StepTimes((1,), (0,), ((0.001,),)))
@@ -43,30 +34,12 @@ def pair(start, models, pool, notes):
     return plain, drafting
 
 
-@pytest.fixture
-def cold(pair, pool):
-    """Let both instances and the pool forget everything."""
-    forget_all(pair, pool)
-    return lambda: forget_all(pair, pool)
-
-
 @pytest.fixture(scope="module")
 def expected(roomy, prompts, notes):
     """Responses of an instance of one rank, which are also what the second instance drafts."""
     found = {name: roomy.whole(prompts(5), sampling, TOKENS) for name, sampling in SAMPLINGS.items()}
     (notes / "answers.json").write_text(json.dumps(found["plain"], default=list))
     return found
-
-
-@pytest.fixture
-def broken_rank():
-    """Let rank 1 read no KV."""
-
-    def change(launch):
-        environment = {**launch.environment, "PYTHONPATH": str(Path(__file__).parent)}
-        return attrs.evolve(launch, instance="broken_rank:BrokenRank", environment=environment)
-
-    return change
 
 
 @pytest.mark.long
@@ -84,6 +57,7 @@ class TestRanksOfVllm(RanksContract):
     """vLLM's own executor runs the ranks."""
 
     kind = "vllm"
+    broken = "broken_rank:BrokenRank"
     block = BLOCK
     token_bytes = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
     reserved = BLOCK  # the first block is vLLM's null block
