@@ -37,9 +37,12 @@ POOL_BYTES = 1 << 30
 
 
 def paced(config: Config, scheduler: str) -> Config:
-    """Return the same run on emulated instances; a simulated KV pool becomes the local one, at its rates."""
+    """Return the same run on emulated instances; a simulated KV pool becomes the local one, at its rates.
+
+    Settings of ``[engine.paced]`` that simulated engines lack are kept.
+    """
     sim = structure(config.engine.get("sim", {}), SimSettings, "engine.sim")
-    table = _only(EmulatedSettings, sim) | {"scheduler": scheduler}
+    table = {**config.engine.get(ENGINE, {}), **_only(EmulatedSettings, sim), "scheduler": scheduler}
     pool = "none"
     if config.seer.kv_pool == "sim_pool":
         pool = "local"

@@ -58,6 +58,10 @@ class Settings(EmulatedSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     """With more KV to load from the pool a request waits, and the steps of others go on; up to so much is
     loaded before its first step. Unless it is set, it is 32 MiB.
     """
+    uniform_drafts: bool = False
+    """All drafts of a step have one length, as ``[engine.vllm].uniform_drafts`` makes them on a GPU with full
+    CUDA graphs; shorter ones are padded.
+    """
     worker: ProcessSettings = ProcessSettings()
     """The interpreter, the log directory and the time limits of processes."""
 

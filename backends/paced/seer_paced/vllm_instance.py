@@ -65,5 +65,6 @@ def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
         "kv_cache_memory_bytes": blocks * block_bytes(settings.block_tokens),
         "distributed_executor_backend": "uni",
         "enforce_eager": True,
+        "uniform_drafts": settings.uniform_drafts,
         "worker_cls": "seer_paced.vllm_worker.EmulatedWorker",
     }

@@ -192,6 +192,21 @@ def test_drafts_of_recorded_text_are_accepted_as_far_as_it_goes(script):
     assert first.summary.drafting_share > 0
 
 
+def steps_with_drafts(result, tokens):
+    """The requests' steps that verified so many draft tokens or more."""
+    chunks = [chunk for each in result.completions for chunk in each.chunks]
+    return sum(chunk.drafted_at[tokens - 1] for chunk in chunks if len(chunk.drafted_at) >= tokens)
+
+
+def test_drafts_of_one_length_change_no_token(script):
+    settings = {**GPU, "script": str(script), "drafter": ["grouped_spec"]}
+    ragged, uniform = roll_out(**settings), roll_out(**settings, uniform_drafts=True)
+    assert tokens_of(uniform) == tokens_of(ragged)
+    assert uniform.summary.acceptance_length > 1
+    assert steps_with_drafts(ragged, 8) < 0.5 * steps_with_drafts(ragged, 1)
+    assert steps_with_drafts(uniform, 8) > 0.8 * steps_with_drafts(uniform, 1) > 0
+
+
 def test_a_drafter_on_made_up_text_is_refused():
     with pytest.raises(EngineError, match="drafts of made-up text mean nothing: name a recorded text"):
         roll_out(drafter=["grouped_spec"])
