@@ -1,3 +1,4 @@
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+# What a script starts with `&` ignores SIGINT.  So would the runs that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
