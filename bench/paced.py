@@ -270,6 +270,7 @@ TITLES = {
     "divided": "+ divided_rollout",
     "context": "+ context_sched",
     "seer": "+ grouped_spec",
+    "posterior+sd": "posterior and drafts",
     "oracle": "oracle, no drafts",
 }
 

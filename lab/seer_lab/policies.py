@@ -113,6 +113,11 @@ POLICIES: Mapping[str, PolicySet] = {
         ),
         PolicySet("posterior", ("divided_rollout", "length_posterior"), "chunks, longest plausible first"),
         PolicySet(
+            "posterior+sd",
+            ("divided_rollout", "length_posterior", "grouped_spec"),
+            "and drafts from the group",
+        ),
+        PolicySet(
             "history",
             ("divided_rollout", "history"),
             "chunks, longest first by the last epoch's lengths",
