@@ -39,10 +39,12 @@ POOL_BYTES = 1 << 30
 def paced(config: Config, scheduler: str) -> Config:
     """Return the same run on emulated instances; a simulated KV pool becomes the local one, at its rates.
 
-    Settings of ``[engine.paced]`` that simulated engines lack are kept.
+    Settings of ``[engine.paced]`` that simulated engines lack are kept, but for the clock and the script,
+    which are the laboratory's own.
     """
     sim = structure(config.engine.get("sim", {}), SimSettings, "engine.sim")
-    table = {**config.engine.get(ENGINE, {}), **_only(EmulatedSettings, sim), "scheduler": scheduler}
+    own = {"scheduler": scheduler, "clock": "virtual", "script": ""}
+    table = {**config.engine.get(ENGINE, {}), **_only(EmulatedSettings, sim), **own}
     pool = "none"
     if config.seer.kv_pool == "sim_pool":
         pool = "local"
