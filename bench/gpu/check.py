@@ -3,8 +3,9 @@
 Part 1 needs torch and Triton alone: the sampler's tokens beside PyTorch's and a CPU's, its speed beside what
 the device allows, copies between the memories, and the draft index where it is built.  The other parts need
 vLLM for GPUs and a model: rollouts beside stock vLLM (2), drafts on the first (3) and the second (4) model
-runner, two instances on one GPU (5), new weights and sleep (6), batch invariance (7).  Each runs by itself;
-what an earlier part found stays in its own files.
+runner, two instances on one GPU (5), new weights and sleep (6), batch invariance (7), what a step that drafts
+takes for a large model's shapes, on the first (8) and the second (9) model runner.  Each runs by itself; what
+an earlier part found stays in its own files.
 """
 
 from __future__ import annotations
@@ -65,15 +66,21 @@ PARTS: dict[int, tuple[GpuCheck, ...]] = {
         GpuCheck("sleep and wake", "bench.gpu.state_checks:sleep", ENGINE),
     ),
     7: (GpuCheck("batch invariance off and on", "bench.gpu.engine_checks:invariance", ENGINE),),
+    8: (GpuCheck("drafting steps on the first model runner", "bench.gpu.step_checks:steps_first", DRAFTS),),
+    9: (GpuCheck("drafting steps on the second model runner", "bench.gpu.step_checks:steps_second", DRAFTS),),
 }
 
 
 class GpuMachine(NamedTuple):
-    """Where checks run: ``cuda``, or ``cpu`` in a dry run, whose sizes are small; and a model for engines."""
+    """Where checks run: ``cuda``, or ``cpu`` in a dry run, whose sizes are small; and a model for engines.
+
+    A ``shared`` GPU has other programs too, so that an engine takes a little of its memory and no more.
+    """
 
     device: str
     small: bool
     model: Path | None = None
+    shared: bool = False
 
 
 def described(machine: GpuMachine) -> dict[str, Any]:
@@ -143,6 +150,8 @@ def page(report: dict[str, Any]) -> str:
     parts = [f"# gpu-check, part {report['part']}", table([report["machine"]])]
     if report["dry_run"]:
         parts.append("A dry run: small sizes on a CPU, whose times mean nothing.")
+    if report["shared"]:
+        parts.append("Other programs used the GPU too: compare no times.")
     for each in report["checks"]:
         parts.append(f"## {each['check']}: {each['status']} ({each['seconds']} s)")
         if each["reason"]:
@@ -193,25 +202,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--model", type=Path, metavar="DIR", help="of parts 2 to 7 (default: the bundled one)"
     )
+    parser.add_argument(
+        "--shared", action="store_true", help="other programs use the GPU too: take little of its memory"
+    )
     options = parser.parse_args(arguments)
     machine = machine_of(options.dry_run, options.part)
     if isinstance(machine, str):
         print(f"could not run: {machine}", file=sys.stderr)
         return COULD_NOT_RUN
-    machine = machine._replace(model=options.model and options.model.resolve())
-    checks = []
+    machine = machine._replace(model=options.model and options.model.resolve(), shared=options.shared)
+    report: dict[str, Any] = {
+        "part": options.part,
+        "dry_run": options.dry_run,
+        "shared": options.shared,
+        "machine": described(machine),
+        "checks": [],
+    }
+    checks = report["checks"]
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"gpu-check-{options.part}.json"
     for each in PARTS[options.part]:
         checks.append(outcome_of(each, machine))
         print(f"{each.name}: {checks[-1]['status']}, {checks[-1]['seconds']} s", file=sys.stderr, flush=True)
-    report = {
-        "part": options.part,
-        "dry_run": options.dry_run,
-        "machine": described(machine),
-        "checks": checks,
-    }
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"gpu-check-{options.part}.json"
-    path.write_text(json.dumps(report, indent=1) + "\n")
+        path.write_text(json.dumps(report, indent=1) + "\n")  # a part that is cut off leaves what it has
     text = page(report)
     path.with_suffix(".md").write_text(text)
     print(text)

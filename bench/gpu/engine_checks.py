@@ -13,9 +13,11 @@ from typing import Any
 from bench.gpu.check import ROOT, GpuMachine
 from bench.gpu.sessions import (
     EXACT,
+    KV_BYTES,
     MODEL,
     PROMPT_TOKENS,
     RUNNERS,
+    SMALL_SHARE,
     Rolled,
     Row,
     config_of,
@@ -119,6 +121,8 @@ def stock_rollouts(machine: GpuMachine, tokens: int) -> dict[str, float]:
     }
     if machine.device == "cpu":
         options["kv_cache_memory_bytes"] = 1 << 26
+    elif machine.shared:
+        options |= {"kv_cache_memory_bytes": KV_BYTES, **SMALL_SHARE}
     job = {"options": options, "sizes": sizes, "prompts": prompts(sizes[-1], tokens)}
     environment = {**vllm_environment(os.environ, 1, None, "auto"), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     environment.pop("TRITON_INTERPRET", None)

@@ -8,12 +8,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.gpu.check import GpuMachine
-from bench.gpu.sessions import EXACT, SHARED_GPU, Row, config_of, prompts, roll_out, roll_out_warm, session_of
+from bench.gpu.sessions import (
+    EXACT,
+    KV_BYTES,
+    SHARED_GPU,
+    SMALL_SHARE,
+    Row,
+    config_of,
+    prompts,
+    roll_out,
+    roll_out_warm,
+    session_of,
+)
 
 POOL_BYTES = 1 << 30
 SHARE = 0.4
 """The part of a GPU's memory that each of two instances may take."""
-KV_BYTES = 1 << 30
 PAIRS = ((1, False), (1, True), (2, False), (2, True))
 """How many instances there are, and whether they have a pool."""
 
@@ -25,7 +35,8 @@ def pair_config(machine: GpuMachine, instances: int, tokens: int, pool: bool) ->
     """
     engine: Row = {"instances": instances} | ({"awaited_kv_bytes": 0} if pool else {})
     if machine.device == "cuda":
-        engine |= {"kv_cache_bytes": KV_BYTES, "engine_args": {"gpu_memory_utilization": SHARE}}
+        share = SMALL_SHARE if machine.shared else {"gpu_memory_utilization": SHARE}
+        engine |= {"kv_cache_bytes": KV_BYTES, "engine_args": share}
     running = 4 if machine.small else 32
     return config_of(machine, tokens, running, engine, {}, POOL_BYTES if pool else 0)
 

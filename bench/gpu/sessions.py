@@ -22,6 +22,10 @@ EXACT = {"VLLM_BATCH_INVARIANT": "1"}
 SHARED_GPU = {"CUDA_VISIBLE_DEVICES": "0,0"}
 """Two instances, each with the first GPU."""
 RUNNERS = ("first", "second")
+KV_BYTES = 1 << 30
+"""The KV cache of an engine that shares its GPU."""
+SMALL_SHARE = {"gpu_memory_utilization": 0.05}
+"""What of a shared GPU's memory has to be free when an engine starts."""
 
 
 class Rolled(NamedTuple):
@@ -57,6 +61,9 @@ def config_of(
 ) -> Row:
     """Return the config of a rollout in four chunks, with further settings of the engine and plug-ins."""
     memory = {"kv_cache_bytes": 1 << 26} if machine.device == "cpu" else {"enforce_eager": False}
+    if machine.shared:
+        memory["kv_cache_bytes"] = KV_BYTES
+        engine = {**engine, "engine_args": {**SMALL_SHARE, **engine.get("engine_args", {})}}
     settings = {
         "model": str(machine.model or MODEL),
         "dtype": dtype_of(machine),
