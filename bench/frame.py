@@ -39,6 +39,7 @@ CASES = (
     "draft_prediction",
     "draft_step",
     "sampler",
+    "gpu_reports",
     "equality",
     "epochs",
     "viewers",

@@ -176,6 +176,13 @@ class OneLengthChoice:
         self._length = self._holding(int(counts.max(initial=0)))
         self._drafting = set(handles.tolist())
 
+    def pads(self, batch: int) -> bool:
+        """Whether a step of so many requests is faster with drafts that mean nothing than with none.
+
+        So it is where the engine has CUDA graphs for steps with drafts alone.  Nothing is learnt from them.
+        """
+        return self._policy.fastest(batch) > 0
+
     def _holding(self, tokens: int) -> int:
         return min(length for length in self._lengths if length >= tokens)
 

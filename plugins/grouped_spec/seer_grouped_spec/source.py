@@ -19,7 +19,7 @@ import numpy as np
 from seer_core.ports.drafting import DraftBatch, DraftContext, SiblingTokens
 from seer_core.ports.engine import ChunkJob
 from seer_grouped_spec._index import DraftIndex, DraftIndexError, TokenChoice, Voting
-from seer_grouped_spec.choice import make_choice
+from seer_grouped_spec.choice import OneLengthChoice, make_choice
 from seer_grouped_spec.settings import SourceSettings
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ EXPIRE_EVERY = 4096
 
 NO_REQUEST = -1
 """A handle that the index has not given to anyone: it drafts nothing."""
+
+PADDING = 0
+"""A token that every vocabulary has."""
 
 INDEX_FIGURES = ("bytes", "tokens", "groups", "dropped_for_memory", "dropped_by_ttl", "stale", "mismatched")
 
@@ -131,11 +134,19 @@ class GroupedSource:
             tree = (batch.drafts, batch.parents)
             self._index.draft_trees(*asked, *tree, batch.counts, self._chances, paths=self._paths)
         self._choice.choose(handles, batch.lengths, batch.counts, self._chances, *tree)
+        if isinstance(self._choice, OneLengthChoice) and not batch.counts.any():
+            self._pad(batch, self._choice)
         self._batch_size = len(handles)
         self._steps += 1
         if self._steps % EXPIRE_EVERY == 0:
             self._expire()
         self._ended_s = self._clock()
+
+    def _pad(self, batch: DraftBatch, choice: OneLengthChoice) -> None:
+        """Draft one token of no meaning where a step with drafts is the faster one; the engine adds the rest."""
+        row = int(batch.limits.argmax()) if len(batch.limits) else 0
+        if batch.limits[row : row + 1].any() and choice.pads(len(batch.handles)):
+            batch.drafts[row, 0], batch.counts[row] = PADDING, 1
 
     def close(self, handle: int) -> None:
         """Free the handle; the text stays."""

@@ -25,9 +25,9 @@ OTHER = list(range(130, 100, -1))
 class Rig:
     """A source, and a row per open chunk: its length, and the tokens that the source has not received."""
 
-    def __init__(self, step_times=FLAT, paths=1, **settings):
+    def __init__(self, step_times=FLAT, paths=1, lengths=(), **settings):
         drafter = GroupedDrafter(Settings(**settings), None)
-        host = DraftContext("a", 8, 512, 1000, 8, step_times, paths)
+        host = DraftContext("a", 8, 512, 1000, 8, step_times, paths, lengths)
         self.source = GroupedSource(msgspec.to_builtins(drafter.source().settings), host)
         self.lengths = [0] * 8
         self.unsent = [[] for _ in self.lengths]
@@ -210,6 +210,32 @@ def test_drafts_that_would_not_pay_are_left_out(make_rig):
     rig = make_rig(COSTLY)
     handle = rig.open(0, "g/0", [*PHRASE, *PHRASE[:5]])
     assert rig.propose([handle], [0]) == [[]]
+
+
+PLAIN_IS_SLOW = StepTimes((1, 64), (0, 8), ((2.3, 1.3), (2.3, 1.3)))
+
+
+def test_where_a_step_without_drafts_is_the_slower_one_a_token_of_no_meaning_is_drafted(make_rig):
+    for times, lengths, wanted in (
+        (PLAIN_IS_SLOW, (0, 8), [[0], []]),
+        (FLAT, (0, 8), [[], []]),
+        (PLAIN_IS_SLOW, (), [[], []]),  # drafts have their own lengths, and no graphs
+    ):
+        rig = make_rig(times, lengths=lengths)
+        handles = [rig.open(0, "g/0", [9]), rig.open(1, "g/1", [8])]
+        assert rig.propose(handles, [0, 1]) == wanted
+        assert rig.propose(handles, [0, 1], limits=0) == [[], []]
+
+
+def test_real_drafts_come_before_padding_and_nothing_is_learnt_from_it(make_rig):
+    rig = make_rig(PLAIN_IS_SLOW, lengths=(0, 8))
+    handles = [rig.open(0, "g/0", PHRASE), rig.open(1, "g/1", [8])]
+    for number in range(100):  # all of it rejected
+        assert rig.propose(handles, [0, 1]) == [[0], []]
+        rig.write(1, [200 + number])
+    rig.source.close(handles[1])
+    again = rig.open(1, "g/1", PHRASE[:6])
+    assert rig.propose([handles[0], again], [0, 1]) == [[], PHRASE[6:14]]
 
 
 @pytest.mark.parametrize("paths", [1, 3])

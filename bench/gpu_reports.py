@@ -1,0 +1,53 @@
+"""What has ``scripts/gpu-check`` found on a GPU?
+
+The reports of its parts, as they were sent to us: each check's rows, and the reason of what failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from bench.frame import Row
+from bench.gpu.check import table as table_of
+
+ROOMS = ("bench/gpu", "backends/worker/seer_worker/sampling", "backends/vllm/seer_vllm")
+ROUNDS = 1
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the case's own options."""
+    parser.add_argument(
+        "--reports", type=Path, nargs="+", required=True, metavar="FILE", help="gpu-check-*.json"
+    )
+
+
+def run(options: argparse.Namespace) -> list[Row]:
+    """Read the reports."""
+    return [msgspec.json.decode(path.read_bytes()) for path in options.reports]
+
+
+def answer(rows: Sequence[Row]) -> str:
+    """Return how many checks passed, on which GPU."""
+    checks = [each for row in rows for each in row["checks"]]
+    passed = sum(each["status"] == "passed" for each in checks)
+    gpus = " and ".join(dict.fromkeys(row["machine"]["gpu"] for row in rows))
+    parts = ", ".join(str(row["part"]) for row in rows)
+    return f"On {gpus}, {passed} of the {len(checks)} checks of parts {parts} passed."
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return each part's machine and checks."""
+    parts = []
+    for row in rows:
+        shared = " Other programs used the GPU too: compare no times." if row.get("shared") else ""
+        machine = ", ".join(f"{name} {value}" for name, value in row["machine"].items())
+        parts.append(f"## Part {row['part']}\n\n{machine}.{shared}")
+        for check in row["checks"]:
+            parts.append(f"**{check['check']}: {check['status']}**")
+            parts += [f"```\n{check['reason'].strip()}\n```"] if check["reason"] else []
+            parts += [table_of(check["rows"])] if check["rows"] else []
+    return "\n\n".join(parts)
