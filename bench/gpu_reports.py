@@ -1,4 +1,4 @@
-"""What has ``scripts/gpu-check`` found on a GPU?
+"""What has been found on a GPU, by scripts/gpu-check?
 
 The reports of its parts, as they were sent to us: each check's rows, and the reason of what failed.
 """

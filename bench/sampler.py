@@ -6,7 +6,7 @@ thread has, and whether any are spilled to memory.  Only ``join``, which makes l
 logarithm of a library.  The machine code is counted: instructions per logit, of which the hash and two
 logarithms are nearly all.  Times are on paper: reading each logit once at the memory's full bandwidth, and
 issuing all instructions without a gap.  The larger of the two is a lower bound, and their ratio the share of
-the bandwidth that the kernel can reach.  No GPU has run it (``scripts/gpu-check`` would).
+the bandwidth that the kernel can reach.  The times of an H100 stand in gpu-h100.
 """
 
 from __future__ import annotations

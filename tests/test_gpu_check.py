@@ -66,10 +66,38 @@ def test_a_dry_run_of_a_part_makes_every_check_of_it_on_engines_on_a_cpu(tmp_pat
     assert not any(other)
 
 
-def test_the_second_model_runner_is_left_out_of_a_dry_run_with_a_reason(tmp_path):
-    done = run_script("--part", 4, "--dry-run", "--out", tmp_path)
+@pytest.mark.engine
+def test_a_dry_run_of_part_8_times_steps_of_each_kind_of_drafts_for_each_batch(tmp_path):
+    done = run_script("--part", 8, "--dry-run", "--out", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [found] = json.loads((tmp_path / "gpu-check-8.json").read_text())["checks"]
+    kinds = {(row["drafts"], row["tokens of each"], row["requests"]) for row in found["rows"]}
+    names = [("cannot draft", 0), ("one length, nothing drafted", 0), ("one length", 4)]
+    assert kinds == {(*name, batch) for name in names for batch in (1, 4)}
+    assert all(row["a step, ms"] > 0 for row in found["rows"])
+
+
+def test_a_part_that_is_cut_off_leaves_the_checks_that_it_ended(functions, tmp_path, monkeypatch):
+    def interrupts(check, machine):
+        if check.name == "second":
+            raise KeyboardInterrupt
+        return outcome_of(check, machine)
+
+    monkeypatch.setattr(check, "outcome_of", interrupts)
+    first = GpuCheck("first", f"{HERE}:passes", ())
+    monkeypatch.setitem(check.PARTS, 1, (first, first._replace(name="second")))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(KeyboardInterrupt):
+        check.main(["--dry-run", "--out", str(tmp_path)])
+    [found] = json.loads((tmp_path / "gpu-check-1.json").read_text())["checks"]
+    assert (found["check"], found["status"]) == ("first", "passed")
+
+
+@pytest.mark.parametrize("part", [4, 9])
+def test_the_second_model_runner_is_left_out_of_a_dry_run_with_a_reason(tmp_path, part):
+    done = run_script("--part", part, "--dry-run", "--out", tmp_path)
     assert done.returncode == COULD_NOT_RUN
-    [found] = json.loads((tmp_path / "gpu-check-4.json").read_text())["checks"]
+    [found] = json.loads((tmp_path / f"gpu-check-{part}.json").read_text())["checks"]
     assert (found["status"], found["reason"]) == ("skipped", "vLLM's second model runner needs a GPU")
 
 
@@ -110,9 +138,11 @@ def test_a_check_passes_fails_or_is_skipped_by_name(functions, function, needs, 
     found = outcome_of(GpuCheck("tokens", f"{HERE}:{function}", needs), MACHINE)
     assert (found["check"], found["status"]) == ("tokens", status)
     assert reason in found["reason"]
-    report = {"part": 1, "dry_run": False, "machine": {"gpu": "none"}, "checks": [found]}
+    report = {"part": 1, "dry_run": False, "shared": False, "machine": {"gpu": "none"}, "checks": [found]}
     assert f"## tokens: {status}" in page(report)
     assert reason in page(report)
+    assert "compare no times" not in page(report)
+    assert "compare no times" in page({**report, "shared": True})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a step that drafts takes, with full CUDA graphs and with piecewise ones, for a large model's shapes.
+"""The time of a step that drafts, with full CUDA graphs and piecewise, for a large model's shapes.
 
 Every request gets made-up drafts, of which none is accepted: what is left is their price, the model's own
 time for their positions included.  The weights are drawn, so nothing is read from a disk, and the pieces of

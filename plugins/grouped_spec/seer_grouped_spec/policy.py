@@ -161,7 +161,7 @@ class MarginalBenefit:
         return float(tokens / seconds)
 
     def fastest(self, batch: int) -> int:
-        """Return with drafts of which length a step of so many requests takes least, whatever they are worth."""
+        """Return with which length of drafts a step of so many requests takes least, accepted or not."""
         curve = self._curves[batch]
         return int(np.where(self._allowed, curve, inf).argmin())
 

@@ -143,7 +143,7 @@ class GroupedSource:
         self._ended_s = self._clock()
 
     def _pad(self, batch: DraftBatch, choice: OneLengthChoice) -> None:
-        """Draft one token of no meaning where a step with drafts is the faster one; the engine adds the rest."""
+        """Draft a token of no meaning where a step with drafts is the faster one; the engine adds more."""
         row = int(batch.limits.argmax()) if len(batch.limits) else 0
         if batch.limits[row : row + 1].any() and choice.pads(len(batch.handles)):
             batch.drafts[row, 0], batch.counts[row] = PADDING, 1
