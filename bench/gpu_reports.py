@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from bench.frame import Row
-from bench.gpu.check import table as table_of
+from bench.gpu.check import OTHERS, found_by
 
 ROOMS = ("bench/gpu", "backends/worker/seer_worker/sampling", "backends/vllm/seer_vllm")
 ROUNDS = 1
@@ -43,11 +43,10 @@ def table(rows: Sequence[Row]) -> str:
     """Return each part's machine and checks."""
     parts = []
     for row in rows:
-        shared = " Other programs used the GPU too: compare no times." if row.get("shared") else ""
+        shared = f" {OTHERS}" if row.get("shared") else ""
         machine = ", ".join(f"{name} {value}" for name, value in row["machine"].items())
         parts.append(f"## Part {row['part']}\n\n{machine}.{shared}")
         for check in row["checks"]:
             parts.append(f"**{check['check']}: {check['status']}**")
-            parts += [f"```\n{check['reason'].strip()}\n```"] if check["reason"] else []
-            parts += [table_of(check["rows"])] if check["rows"] else []
+            parts += found_by(check)
     return "\n\n".join(parts)

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 FAILED, COULD_NOT_RUN = 1, 3
+OTHERS = "Other programs used the GPU too: compare no times."
 EXITS = "exit status: 0 all checks passed, 1 a check failed, 3 none failed and some could not run"
 ENGINE = ("vllm", "seer_core", "seer_vllm", "seer_divided_rollout", "seer_context_sched")
 """What a rollout needs."""
@@ -145,19 +146,22 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (columns, ["---"] * len(columns), *lines))
 
 
+def found_by(check: dict[str, Any]) -> list[str]:
+    """Return an outcome's reason and rows as Markdown, as far as there are any."""
+    reason = [f"```\n{check['reason'].strip()}\n```"] if check["reason"] else []
+    return [*reason, table(check["rows"])] if check["rows"] else reason
+
+
 def page(report: dict[str, Any]) -> str:
     """Return a report as Markdown."""
     parts = [f"# gpu-check, part {report['part']}", table([report["machine"]])]
     if report["dry_run"]:
         parts.append("A dry run: small sizes on a CPU, whose times mean nothing.")
     if report["shared"]:
-        parts.append("Other programs used the GPU too: compare no times.")
+        parts.append(OTHERS)
     for each in report["checks"]:
         parts.append(f"## {each['check']}: {each['status']} ({each['seconds']} s)")
-        if each["reason"]:
-            parts.append(f"```\n{each['reason'].strip()}\n```")
-        if each["rows"]:
-            parts.append(table(each["rows"]))
+        parts += found_by(each)
     return "\n\n".join(parts) + "\n"
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.gpu.check import ROOT, GpuMachine
+from bench.gpu.check import GpuMachine
 from bench.gpu.sessions import (
     EXACT,
     KV_BYTES,
@@ -22,6 +20,7 @@ from bench.gpu.sessions import (
     Row,
     config_of,
     dtype_of,
+    in_a_process,
     prompts,
     roll_out,
     session_of,
@@ -108,8 +107,6 @@ def unlike_largest(found: Mapping[int, Rolled], size: int) -> int:
 
 def stock_rollouts(machine: GpuMachine, tokens: int) -> dict[str, float]:
     """Return the seconds that vLLM by itself takes for each size, in a process of its own."""
-    from seer_vllm.plugin import vllm_environment
-
     sizes, _ = batches(machine)
     options: Row = {
         "model": str(machine.model or MODEL),
@@ -124,18 +121,7 @@ def stock_rollouts(machine: GpuMachine, tokens: int) -> dict[str, float]:
     elif machine.shared:
         options |= {"kv_cache_memory_bytes": KV_BYTES, **SMALL_SHARE}
     job = {"options": options, "sizes": sizes, "prompts": prompts(sizes[-1], tokens)}
-    environment = {**vllm_environment(os.environ, 1, None, "auto"), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, __file__],
-        input=json.dumps(job),
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"stock vLLM failed: {done.stderr[-2000:]}"
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, float] = in_a_process(__file__, job, "auto")
     return found
 
 

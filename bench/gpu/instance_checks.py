@@ -12,7 +12,6 @@ from bench.gpu.sessions import (
     EXACT,
     KV_BYTES,
     SHARED_GPU,
-    SMALL_SHARE,
     Row,
     config_of,
     prompts,
@@ -35,8 +34,9 @@ def pair_config(machine: GpuMachine, instances: int, tokens: int, pool: bool) ->
     """
     engine: Row = {"instances": instances} | ({"awaited_kv_bytes": 0} if pool else {})
     if machine.device == "cuda":
-        share = SMALL_SHARE if machine.shared else {"gpu_memory_utilization": SHARE}
-        engine |= {"kv_cache_bytes": KV_BYTES, "engine_args": share}
+        engine["kv_cache_bytes"] = KV_BYTES
+        if not machine.shared:
+            engine["engine_args"] = {"gpu_memory_utilization": SHARE}
     running = 4 if machine.small else 32
     return config_of(machine, tokens, running, engine, {}, POOL_BYTES if pool else 0)
 

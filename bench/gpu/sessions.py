@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bench.gpu.check import ROOT, GpuMachine, Missing
 
@@ -139,6 +142,24 @@ def roll_out_warm(
     with session_of(config, environment) as session:
         roll_out(session, records)
         return roll_out(session, records)
+
+
+def in_a_process(script: str, job: Mapping[str, Any], runner: Literal["auto", "first", "second"]) -> Any:
+    """Return what a script prints last, as JSON, with vLLM in it and this job at its standard input."""
+    from seer_vllm.plugin import vllm_environment
+
+    environment = vllm_environment(os.environ, 1, None, runner)
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, script],
+        input=json.dumps(job),
+        env={**environment, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"an engine failed: {done.stderr[-2000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def needs_gpu(machine: GpuMachine, what: str) -> None:

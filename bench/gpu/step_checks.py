@@ -10,17 +10,16 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from bench.gpu.check import ROOT, GpuMachine
-from bench.gpu.sessions import HIGHEST, LOWEST, MODEL, PROMPT_TOKENS, Row, needs_gpu
+from bench.gpu.check import GpuMachine
+from bench.gpu.sessions import HIGHEST, LOWEST, MODEL, PROMPT_TOKENS, Row, in_a_process, needs_gpu
 
 DRAFT_TOKENS = 4
 LARGE = {"hidden_size": 8192, "intermediate_size": 3696, "num_hidden_layers": 80, "vocab_size": 152_064}
@@ -64,13 +63,13 @@ def steps_second(machine: GpuMachine) -> list[Row]:
     return step_times(machine, "second")
 
 
-def step_times(machine: GpuMachine, runner: str) -> list[Row]:
+def step_times(machine: GpuMachine, runner: Literal["first", "second"]) -> list[Row]:
     """Time steps with each kind of drafts, for batches of several sizes."""
     rows: list[Row] = []
     plain: dict[int, float] = {}
     for kinds in ENGINES[: 2 if machine.small else None]:
         start = time.perf_counter()
-        found = _in_a_process(job_of(machine, kinds), vllm_variables(runner))
+        found = in_a_process(__file__, job_of(machine, kinds), runner)
         print(f"{kinds[-1].name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
         rows += rows_of(runner, kinds, found, plain)
     return rows
@@ -124,27 +123,6 @@ def job_of(machine: GpuMachine, kinds: Sequence[DraftedSteps]) -> Row:
         "steps": 4 if machine.small else 20,
         "rounds": 2 if machine.small else ROUNDS,
     }
-
-
-def vllm_variables(runner: Any) -> dict[str, str]:
-    """Return the environment of a process with vLLM in it."""
-    from seer_vllm.plugin import vllm_environment
-
-    variables = {**vllm_environment(os.environ, 1, None, runner)}
-    variables.pop("TRITON_INTERPRET", None)
-    return variables | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-
-
-def _in_a_process(job: Row, environment: dict[str, str]) -> dict[str, list[float]]:
-    """Return the seconds of a step, in several rounds, by ``kind/batch``."""
-    command = [sys.executable, __file__]
-    done = subprocess.run(
-        command, input=json.dumps(job), env=environment, capture_output=True, text=True, check=False
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    assert lines, f"an engine failed: {done.stderr[-2000:]}"
-    found: dict[str, list[float]] = json.loads(lines[-1])
-    return found
 
 
 def bench_of(settings: Row, shape: Row, folder: Path, *, drafts: bool) -> Any:

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 from seer_lab.cli import sim_command
 from seer_lab.lengths import DrawnLengths
-from seer_lab.paced import paced
+from seer_lab.paced import paced as emulated
 from seer_lab.policies import POLICIES
 from seer_lab.simulate import simulate
 from seer_lab.workloads import CLUSTERS, crowded
@@ -44,7 +44,7 @@ def test_settings_of_the_paced_engine_are_kept_but_for_its_clock_and_script():
     load = crowded("small", LENGTHS, CLUSTERS["qwen2-vl-72b"], instances=2, pressure=3.0)
     given = {"uniform_drafts": "true", "clock": "real", "script": "texts.jsonl"}
     config = load.config((), [f"engine.paced.{name}={value}" for name, value in given.items()], 0)
-    table = paced(config, "vllm").engine["paced"]
+    table = emulated(config, "vllm").engine["paced"]
     assert (table["uniform_drafts"], table["clock"], table["script"]) == (True, "virtual", "")
 
 

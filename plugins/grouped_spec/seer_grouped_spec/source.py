@@ -144,8 +144,8 @@ class GroupedSource:
 
     def _pad(self, batch: DraftBatch, choice: OneLengthChoice) -> None:
         """Draft a token of no meaning where a step with drafts is the faster one; the engine adds more."""
-        row = int(batch.limits.argmax()) if len(batch.limits) else 0
-        if batch.limits[row : row + 1].any() and choice.pads(len(batch.handles)):
+        if batch.limits.any() and choice.pads(len(batch.handles)):
+            row = batch.limits.argmax()
             batch.drafts[row, 0], batch.counts[row] = PADDING, 1
 
     def close(self, handle: int) -> None:
