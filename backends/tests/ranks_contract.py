@@ -144,13 +144,13 @@ class RanksContract:
     ):
         plain, drafting = pair
         [prompt] = prompts(1)
-        job = structs.replace(plain.job(prompt, 400, 0, GOING_ON), last=False)
-        plain.engine.submit(job)
-        plain.run(plain.until(lambda: pool.stats().used_bytes >= 3 * self.block_bytes))
-        assert job.id not in plain.answers
-        plain.run(plain.until(lambda: job.id in plain.answers))
-        text = [*prompt, *plain.outputs[job.id].token_ids]
-        [then] = drafting.run(drafting.chunks([drafting.job(text, 40, 0, GOING_ON)]))
+        job = structs.replace(drafting.job(prompt, 400, 0, GOING_ON), last=False)
+        drafting.engine.submit(job)
+        drafting.run(drafting.until(lambda: pool.stats().used_bytes >= 3 * self.block_bytes))
+        assert job.id not in drafting.answers
+        drafting.run(drafting.until(lambda: job.id in drafting.answers))
+        text = [*prompt, *drafting.outputs[job.id].token_ids]
+        [then] = plain.run(plain.chunks([plain.job(text, 40, 0, GOING_ON)]))
         assert then.pool_tokens == (len(text) - 1) // self.block * self.block
         cold()
         [whole] = plain.whole([prompt], GOING_ON, 440)

@@ -46,9 +46,15 @@ class SglangLayers:
         """Stands for what the bytes of a block mean."""
         self.most_staged = max(1, STAGED_BYTES // self.block_bytes)
         """The blocks that ``stage`` takes at most."""
+        self.staged_from = self.most_staged // 2
+        """Full blocks of running chunks are staged once there are so many."""
         device = layers[0].device
         self._out, self._put = (CopyBuffers(device, self.most_staged, self.block_bytes) for _ in range(2))
         self._staged = torch.empty(0)
+
+    def await_more_than(self, blocks: int) -> None:
+        """Stage while no more than half of these are left to be saved when a chunk ends."""
+        self.staged_from = min(self.most_staged, blocks) // 2
 
     def stage(self, slots: Tensor) -> None:
         """Begin to copy out the blocks that these slots hold, at most ``most_staged``; see ``take``.

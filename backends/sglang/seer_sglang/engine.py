@@ -185,19 +185,23 @@ class SglangEngine:
         A request with more than ``awaited_bytes`` to load waits for it; None: none does.
         """
         assert isinstance(self.ranks, LeadingRank)
-        self.ranks.send(("follow_pool", (), {}))
+        self.ranks.send(("follow_pool", (awaited_bytes,), {}))
         failsafe = FailsafeStore(store, report)
         pool = LeadingPool(failsafe, layers.block_bytes, self.ranks, self.parts, awaited_bytes)
-        self._use_pool(layers, pool)
+        self._use_pool(layers, pool, awaited_bytes)
         return pool
 
-    def follow_pool(self) -> None:
+    def follow_pool(self, awaited_bytes: int | None) -> None:
         """Use the store that rank 0 uses."""
         assert isinstance(self.ranks, FollowingRank)
         layers = SglangLayers(self.kv_layers, self.scheduler.page_size)
-        self._use_pool(layers, FollowingPool(layers.block_bytes, self.ranks, self.parts))
+        self._use_pool(layers, FollowingPool(layers.block_bytes, self.ranks, self.parts), awaited_bytes)
 
-    def _use_pool(self, layers: SglangLayers, pool: LeadingPool | FollowingPool) -> None:
+    def _use_pool(
+        self, layers: SglangLayers, pool: LeadingPool | FollowingPool, awaited_bytes: int | None
+    ) -> None:
+        if awaited_bytes is not None:
+            layers.await_more_than(awaited_bytes // (layers.block_bytes * self.parts.parts))
         self.pooling = KvPoolAdapter(layers, pool, lambda: self.sampler.sound, self.parts.layout)
         self.scheduler.tree_cache.pooling = self.pooling
 

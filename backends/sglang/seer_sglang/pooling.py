@@ -100,21 +100,30 @@ class KvPoolAdapter:
     ) -> None:
         """Begin to copy out full blocks of running chunks that are not saved yet, as many as one step may.
 
-        ``computed`` has for each the number of tokens whose KV is there, and ``texts(rid, n)`` returns its
-        tokens and the slots of the first n.  The step that is made meanwhile writes none of them.
+        Nothing is copied while they are fewer than ``staged_from``: a copy costs a launch for each layer,
+        however few its blocks.  ``computed`` has for each chunk the number of tokens whose KV is there, and
+        ``texts(rid, n)`` returns its tokens and the slots of the first n.  The step that is made meanwhile
+        writes none of them.
         """
-        size, staged = self._layers.block_tokens, []
+        size, most = self._layers.block_tokens, self._layers.most_staged
+        full: list[tuple[str, Pooled, int, int]] = []
         for rid, count in computed.items():
             pooled = self._saved(rid)
             if pooled is None or pooled.saved is None or pooled.job.last:
                 continue
-            begin = pooled.saved
-            end = min(count // size, begin + self._layers.most_staged - len(self._staged_keys))
-            if end > begin:
-                tokens, slots = texts(rid, end * size)
-                self._staged_keys += self._keys(pooled, tokens)[begin:end]
-                staged.append(slots[begin * size :])
-                pooled.saved = end
+            if count // size > pooled.saved:
+                full.append((rid, pooled, pooled.saved, count // size))
+        if sum(blocks - first for _, _, first, blocks in full) < self._layers.staged_from:
+            return
+        staged = []
+        for rid, pooled, first, blocks in full:
+            end = min(blocks, first + most - len(self._staged_keys))
+            if end == first:
+                break
+            pooled.saved = end
+            tokens, slots = texts(rid, end * size)
+            self._staged_keys += self._keys(pooled, tokens)[first:end]
+            staged.append(slots[first * size :])
         if staged:
             self._layers.stage(torch.cat(staged))
 

@@ -172,7 +172,9 @@ def test_blocks_reach_the_pool_while_their_chunk_runs_and_the_next_chunk_finds_a
 ):
     [prompt] = prompts(1)
     [expected] = whole([prompt], GOING_ON, 640)
-    expect_blocks_in_the_pool_while_their_chunk_runs(pair, pool, prompt, expected, BLOCK, 5 * BLOCK_BYTES)
+    expect_blocks_in_the_pool_while_their_chunk_runs(
+        pair[::-1], pool, prompt, expected, BLOCK, 5 * BLOCK_BYTES
+    )
 
 
 def test_blocks_reach_the_pool_while_a_chunk_with_drafts_runs(pair, pool, whole, prompts):

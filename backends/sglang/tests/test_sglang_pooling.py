@@ -179,10 +179,24 @@ def test_what_is_not_loaded_when_a_request_is_let_in_is_given_up():
     assert a.stage("0", text(100), 0, limit=99) == 0
 
 
-def test_full_blocks_of_a_running_chunk_are_saved_a_few_in_each_step_and_the_rest_at_its_end():
+@pytest.mark.parametrize(
+    ("most", "awaited", "expected"),
+    [
+        (2, 9, [0, 0, 2, 2, 0, 1]),
+        (6, 9, [0, 0, 4, 0, 0, 0]),
+        (9, 0, [0, 0, 4, 0, 0, 1]),
+        (9, 10, [0, 0, 4, 0, 0, 0]),
+        (10, 11, [0, 0, 0, 0, 0, 5]),
+        (12, 12, [0] * 6),
+    ],
+)
+def test_full_blocks_of_a_running_chunk_are_saved_many_in_a_step_and_the_rest_at_its_end(
+    most, awaited, expected
+):
     store, layers = Store(), kv(1)
     a = pooling(store, layers)
-    a._layers.most_staged = 2
+    a._layers.most_staged = most
+    a._layers.await_more_than(awaited)
     saved = slots(160)
     for rid in ("0", "last", "measured"):
         a.open(rid, structs.replace(JOB, last=rid == "last"), "weights", saves=rid != "measured")
@@ -195,7 +209,7 @@ def test_full_blocks_of_a_running_chunk_are_saved_a_few_in_each_step_and_the_res
         assert len(store.blocks) == before
         a.put_staged()
         put.append(len(store.blocks) - before)
-    assert put == [0, 0, 2, 2, 0, 1]  # its first block was found
+    assert put == expected  # its first block was found
     a.end("0", text(100), saved[:99], cut=True)
     assert len(store.blocks) == 6
     b = pooling(store, kv(2))

@@ -9,9 +9,10 @@ A request with few blocks to load is let in at once, and its step begins with th
 while a thread of the scheduler copies them out of the store, and then, as ``WAITING_FOR_REMOTE_KVS``, while a
 thread of each worker copies them to the device; steps go on meanwhile.
 
-Blocks are saved while their chunk runs: each step begins to copy out some that earlier steps have filled, as
-many as the workers' buffers hold, and they are put into the store during the next.  What is left at the end
-of a chunk is saved there, before the end is reported.
+Blocks are saved while their chunk runs.  Once steps have filled half as many as a request may load without a
+wait, a step begins to copy out what the workers' buffers hold, and it is put into the store during the next:
+a copy costs a launch for each layer, however few its blocks.  What is left at the end of a chunk is saved
+there, before the end is reported.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class StoreConnector(KVConnectorBase_V1):
         self._cached_tokens: dict[str, int] = {}
         """Tokens of requests that are let in whose KV vLLM's own cache has."""
         self._staged_keys: list[bytes] = []
-        self.most_staged = self.awaited_blocks = 0
+        self.most_staged = self.staged_from = self.awaited_blocks = 0
         """Set by ``use_block_bytes``."""
         self._awaited: dict[str, FetchedBlocks] = {}
         """What workers are loading for requests that wait, in memory that has to live until then."""
@@ -145,12 +146,13 @@ class StoreConnector(KVConnectorBase_V1):
     def use_block_bytes(self, block_bytes: int, awaited_bytes: int) -> None:
         """Copy as many blocks as fit if one has so many bytes.
 
-        ``most_staged`` are copied out in a step, without those of chunks that end.  A request with more than
-        ``awaited_blocks`` to load, which ``awaited_bytes`` hold, waits for them, and they come out of the
-        store beside steps.
+        ``most_staged`` are copied out in a step, without those of chunks that end, once ``staged_from`` are
+        full.  A request with more than ``awaited_blocks`` to load, which ``awaited_bytes`` hold, waits for
+        them, and they come out of the store beside steps.
         """
         self.most_staged = max(1, STAGED_BYTES * self.parts.parts // block_bytes)
         self.awaited_blocks = awaited_bytes // block_bytes
+        self.staged_from = min(self.most_staged, self.awaited_blocks) // 2
 
     def attach(
         self,
@@ -271,24 +273,27 @@ class StoreConnector(KVConnectorBase_V1):
         self._save(request, self._kv_cache_manager.get_block_ids(request.request_id)[0])
 
     def _plan_staged(self, scheduled: Iterable[str]) -> list[int]:
-        """Return blocks of running chunks that are full and not saved yet, and remember their keys.
+        """Return full blocks of running chunks that are not saved yet, if they are many; remember their keys.
 
         A step writes no block that was full before it, and takes none from a request that is in it.
         """
         assert self._kv_cache_manager is not None
-        block_ids: list[int] = []
+        full: list[tuple[RunningSave, int]] = []
         for request_id in scheduled:
             running = self._running.get(request_id)
-            if running is None:
-                continue
-            keys = self._keys(running.request)
-            full = min(running.request.num_computed_tokens // self.block_tokens, len(keys))
-            end = min(full, running.saved + self.most_staged - len(block_ids))
-            if end > running.saved:
-                ids = self._kv_cache_manager.get_block_ids(request_id)[0]
-                block_ids += ids[running.saved : end]
-                self._staged_keys += keys[running.saved : end]
-                running.saved = end
+            if running is not None:
+                request = running.request
+                blocks = min(request.num_computed_tokens // self.block_tokens, len(self._keys(request)))
+                if blocks > running.saved:
+                    full.append((running, blocks))
+        block_ids: list[int] = []
+        if sum(blocks - running.saved for running, blocks in full) < self.staged_from:
+            return block_ids
+        for running, blocks in full:
+            first, request = running.saved, running.request
+            running.saved = end = min(blocks, first + self.most_staged - len(block_ids))
+            block_ids += self._kv_cache_manager.get_block_ids(request.request_id)[0][first:end]
+            self._staged_keys += self._keys(request)[first:end]
         return block_ids
 
     def _keys(self, request: Request) -> Sequence[bytes]:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["VllmSampler", "install"]
 
+NONE: Ints = np.zeros(0, dtype=np.int64)
+
 
 class VllmSampler:
     """Samples for a model runner; stands in for ``GPUModelRunner._sample``."""
@@ -68,18 +70,17 @@ class VllmSampler:
         width = metadata.max_num_logprobs
         if drafts is None or not drafted:
             chosen, own = self._choose(logits, None, self._positions(logits.device))
-            tokens = chosen[:, None]
-            places, owner = torch.arange(requests, device=logits.device), np.arange(requests)
+            tokens, places, owner = chosen[:, None], None, np.arange(requests)
         else:
             tokens, places, rows = self._verify(logits, drafts)
             logits, owner, own = logits[torch.from_numpy(rows).to(logits.device)], drafts.owner[rows], None
         logprobs = None
         if width is not None:
-            flat, asking = tokens.flatten(), np.flatnonzero(self._asking[owner])
+            flat, asking = tokens.flatten(), np.flatnonzero(self._asking[owner]) if width else NONE
             every = None
             if own is None or len(asking):
                 every = logits.to(torch.float32).log_softmax(-1)
-                own = every.gather(1, flat[places, None])[:, 0]
+                own = every.gather(1, (flat if places is None else flat[places])[:, None])[:, 0]
             logprobs = _logprobs_tensors(flat, places, own, every, asking, width)
         return SamplerOutput(sampled_token_ids=tokens.to(torch.int32), logprobs_tensors=logprobs)
 
@@ -177,7 +178,7 @@ class VllmSampler:
 
 
 def _logprobs_tensors(
-    tokens: Tensor, places: Tensor, own: Tensor, every: Tensor | None, asking: Ints, width: int
+    tokens: Tensor, places: Tensor | None, own: Tensor, every: Tensor | None, asking: Ints, width: int
 ) -> Any:
     """Return vLLM's ``LogprobsTensors`` [len(tokens), 1 + width]; every rank is 0.
 
@@ -186,7 +187,7 @@ def _logprobs_tensors(
 
     Args:
         tokens: the tokens, in a step [most tokens of a request x requests].
-        places: where among them there are some.
+        places: where among them there are some; None: everywhere.
         own: the log-prob of each of these.
         every: log-probs of all tokens at each of these places; needed where one asks for the most probable.
         asking: the places whose requests ask for the most probable tokens too, by their index.
@@ -194,6 +195,11 @@ def _logprobs_tensors(
     """
     from vllm.v1.outputs import LogprobsTensors
 
+    ranks = torch.zeros_like(tokens)
+    if places is None:
+        if not width:
+            return LogprobsTensors(tokens[:, None].to(torch.int32), own[:, None], ranks)
+        places = torch.arange(len(tokens), device=tokens.device)
     ids = tokens.new_zeros(len(tokens), 1 + width)
     values = own.new_zeros(len(tokens), 1 + width)
     ids[:, 0] = tokens
@@ -203,15 +209,14 @@ def _logprobs_tensors(
         top = every[rows].topk(width)
         ids[places[rows], 1:] = top.indices
         values[places[rows], 1:] = top.values.clamp(min=LEAST_LOGPROB)
-    return LogprobsTensors(ids.to(torch.int32), values, torch.zeros_like(tokens))
+    return LogprobsTensors(ids.to(torch.int32), values, ranks)
 
 
 def gather_prompt_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> Any:
     """Stand in for vLLM's ``Sampler.gather_logprobs``, which here is called for prompts alone."""
-    tokens, every = token_ids.long(), np.arange(len(token_ids))
-    places = torch.from_numpy(every).to(logprobs.device)
+    tokens = token_ids.long()
     own = logprobs.gather(1, tokens[:, None])[:, 0]
-    found = _logprobs_tensors(tokens, places, own, logprobs, every, num_logprobs)
+    found = _logprobs_tensors(tokens, None, own, logprobs, np.arange(len(tokens)), num_logprobs)
     found.logprobs.clamp_(min=LEAST_LOGPROB)
     return found
 

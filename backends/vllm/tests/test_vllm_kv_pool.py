@@ -139,7 +139,9 @@ def test_blocks_reach_the_pool_while_their_chunk_runs_and_the_next_chunk_finds_a
     [expected] = pair[0].whole([prompt], Sampling(1.0, ignore_eos=True), 640)
     answers([expected])
     cold()
-    expect_blocks_in_the_pool_while_their_chunk_runs(pair, pool, prompt, expected, BLOCK, 3 * BLOCK_BYTES)
+    expect_blocks_in_the_pool_while_their_chunk_runs(
+        pair[::-1], pool, prompt, expected, BLOCK, 3 * BLOCK_BYTES
+    )
 
 
 def test_an_abort_leaves_the_pool_usable(pair, cold, answers, prompts, moved):

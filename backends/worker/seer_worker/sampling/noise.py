@@ -24,6 +24,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Ints = NDArray[np.int64]
+
 __all__ = ["gumbel", "logarithm", "mass", "noise_steps", "rough_gumbel", "splitmix64", "steps_of"]
 
 MASK_63 = 0x7FFF_FFFF_FFFF_FFFF
@@ -94,9 +96,18 @@ def gumbel(seeds: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
     return logarithm(_exponential(_uniform(seeds, positions, steps))).neg_()
 
 
-def rough_gumbel(seeds: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
-    """Return the same in a third of the time on a CPU, by its library's logarithms: off by ``ROUGH``."""
-    return _uniform(seeds, positions, steps).neg_().log1p_().neg_().log_().neg_()
+def rough_gumbel(seeds: Ints, positions: Ints, steps: Ints) -> NDArray[np.float32]:
+    """Return the same in a third of the time on a CPU, by numpy and its logarithms: off by ``ROUGH``."""
+    keys = (seeds + (positions + 1) * np.int64(_GAMMA)).view(np.uint64)
+    _splitmix64_numpy(keys)
+    bits = keys[:, None] + steps.view(np.uint64)
+    _splitmix64_numpy(bits)
+    noise = np.bitwise_and(bits, np.uint64(MASK_63), out=bits).view(np.int64).astype(np.float32)
+    np.multiply(noise, np.float32(2.0**-63), out=noise)
+    np.clip(noise, np.float32(LEAST_UNIFORM), np.float32(MOST_UNIFORM), out=noise)
+    for each in (np.negative, np.log1p, np.negative, np.log, np.negative):
+        each(noise, out=noise)
+    return noise
 
 
 def _uniform(seeds: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
