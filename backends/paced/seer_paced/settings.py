@@ -56,7 +56,8 @@ class Settings(EmulatedSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     """The time of loads from a KV pool and saves to it."""
     awaited_kv_bytes: Annotated[int, Meta(ge=0)] | None = None
     """With more KV to load from the pool a request waits, and the steps of others go on; up to so much is
-    loaded before its first step. Unless it is set, it is 32 MiB.
+    loaded before its first step. KV of running chunks is saved once there is half as much, or 16 MiB. Unless
+    it is set, it is 32 MiB.
     """
     uniform_drafts: bool = False
     """All drafts of a step have one length, as ``[engine.vllm].uniform_drafts`` makes them on a GPU with full

@@ -93,7 +93,8 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """
     awaited_kv_bytes: Annotated[int, Meta(ge=0)] | None = None
     """With more KV to load from the pool a request waits, and the steps of others go on; up to so much is
-    loaded before its first step. Unless it is set, it is 32 MiB.
+    loaded before its first step. KV of running chunks is saved once there is half as much, or 16 MiB. Unless
+    it is set, it is 32 MiB.
     """
     metrics: bool = False
     """Whether each instance serves vLLM's own figures for Prometheus, at a free port and without a password.
