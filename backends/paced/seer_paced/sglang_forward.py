@@ -50,7 +50,7 @@ class TimedLayers(SglangLayers):
         awaited_bytes = emulation.settings.awaited_kv_bytes
         self.awaited_blocks = (AWAITED_BYTES if awaited_bytes is None else awaited_bytes) // emulated_bytes
         self.most_staged = min(self.most_staged, max(1, STAGED_BYTES // emulated_bytes))
-        self.await_more_than(self.awaited_blocks)
+        self.stage_from_half_of(self.awaited_blocks)
 
     def read(self, slots: Tensor) -> Bytes:
         """Return blocks for the pool."""

@@ -52,8 +52,8 @@ class SglangLayers:
         self._out, self._put = (CopyBuffers(device, self.most_staged, self.block_bytes) for _ in range(2))
         self._staged = torch.empty(0)
 
-    def await_more_than(self, blocks: int) -> None:
-        """Stage while no more than half of these are left to be saved when a chunk ends."""
+    def stage_from_half_of(self, blocks: int) -> None:
+        """Stage once half of these are full, as many as a request loads without a wait, or half a buffer."""
         self.staged_from = min(self.most_staged, blocks) // 2
 
     def stage(self, slots: Tensor) -> None:

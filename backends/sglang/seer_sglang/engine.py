@@ -201,7 +201,7 @@ class SglangEngine:
         self, layers: SglangLayers, pool: LeadingPool | FollowingPool, awaited_bytes: int | None
     ) -> None:
         if awaited_bytes is not None:
-            layers.await_more_than(awaited_bytes // (layers.block_bytes * self.parts.parts))
+            layers.stage_from_half_of(awaited_bytes // (layers.block_bytes * self.parts.parts))
         self.pooling = KvPoolAdapter(layers, pool, lambda: self.sampler.sound, self.parts.layout)
         self.scheduler.tree_cache.pooling = self.pooling
 

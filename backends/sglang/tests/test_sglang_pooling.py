@@ -196,7 +196,7 @@ def test_full_blocks_of_a_running_chunk_are_saved_many_in_a_step_and_the_rest_at
     store, layers = Store(), kv(1)
     a = pooling(store, layers)
     a._layers.most_staged = most
-    a._layers.await_more_than(awaited)
+    a._layers.stage_from_half_of(awaited)
     saved = slots(160)
     for rid in ("0", "last", "measured"):
         a.open(rid, structs.replace(JOB, last=rid == "last"), "weights", saves=rid != "measured")

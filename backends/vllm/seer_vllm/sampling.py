@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VllmSampler", "install"]
 
-NONE: Ints = np.zeros(0, dtype=np.int64)
+NO_PLACES: Ints = np.zeros(0, dtype=np.int64)
 
 
 class VllmSampler:
@@ -76,7 +76,7 @@ class VllmSampler:
             logits, owner, own = logits[torch.from_numpy(rows).to(logits.device)], drafts.owner[rows], None
         logprobs = None
         if width is not None:
-            flat, asking = tokens.flatten(), np.flatnonzero(self._asking[owner]) if width else NONE
+            flat, asking = tokens.flatten(), np.flatnonzero(self._asking[owner]) if width else NO_PLACES
             every = None
             if own is None or len(asking):
                 every = logits.to(torch.float32).log_softmax(-1)
