@@ -249,10 +249,13 @@ def test_a_response_that_is_over_is_dropped_at_once_and_its_prompt_with_its_grou
     assert dropped(pool) == saved
 
 
-def test_what_was_saved_of_a_running_chunk_is_dropped_if_it_ends_its_response(pair, pool, whole, prompts):
-    a, _ = pair
+def test_what_was_saved_of_a_running_chunk_is_dropped_if_it_ends_its_response(
+    pair, pool, roomy, texts, cold, prompts
+):
+    _, a = pair
     [prompt] = prompts(1)
-    [expected] = whole([prompt], PLAIN, 120)
+    [expected] = roomy.whole([prompt], PLAIN, 120)
+    texts.write_text("{}")  # so nothing is drafted
     index = next(
         at
         for at, token in enumerate(expected)
