@@ -116,13 +116,7 @@ def keyed_scores(
         min_p: as ``cut`` takes it.
     """
     noise = noise.masked_fill_((temperature < GREEDY_BELOW)[:, None], 0.0)
-    return noise.add_(_scaled(logits, temperature, top_k, top_p, min_p))
-
-
-def _scaled(
-    logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None
-) -> Tensor:
-    return cut(logits, temperature, top_k, top_p, min_p) * _inverse(temperature)[:, None]
+    return noise.add_(cut(logits, temperature, top_k, top_p, min_p) * _inverse(temperature)[:, None])
 
 
 def keyed_choices(
