@@ -15,6 +15,8 @@ from seer_core.ports.engine import ModelInfo
 from seer_core.ports.environment import EnvironmentAnswer, ModelTurn, Trajectory
 from seer_core.runtime.environments import EnvironmentCalls, Question
 from seer_core.runtime.long_texts import LONG_TEXT
+from tests.support.eventually import PATIENCE_S, aeventually
+from tests.support.virtual_time import run_in_virtual_time
 
 DONE = EnvironmentAnswer(done=True)
 
@@ -87,7 +89,7 @@ def question(request_id="g/0", number=0, earlier=(), left=10):
     return Question(trajectory, ModelTurn(number, [5, 6], "ab", "=", left), lambda: earlier)
 
 
-def play(environment, story, *, tokenizer=None, **settings):
+def play(environment, story, *, tokenizer=None, run=asyncio.run, **settings):
     """Run a story with the calls of an environment, and return what became of the turns."""
 
     async def played():
@@ -95,12 +97,12 @@ def play(environment, story, *, tokenizer=None, **settings):
         calls = EnvironmentCalls(
             environment, TurnsTable(**settings), RealClock(), ModelInfo(200, 1000), tokenizer, outcomes
         )
-        await asyncio.wait_for(story(calls, outcomes), 60)
+        await asyncio.wait_for(story(calls, outcomes), PATIENCE_S)
         calls.stop()
         await calls.closed()
         return outcomes
 
-    return asyncio.run(played())
+    return run(played())
 
 
 def answered(act, **more):
@@ -172,7 +174,7 @@ def test_an_environment_that_hangs_is_given_up_after_its_limit():
     async def hang(turn):
         await asyncio.Event().wait()
 
-    assert "took more than 0.05 s for a turn" in answered(hang, timeout_s=0.05)
+    assert "took more than 0.05 s for a turn" in answered(hang, timeout_s=0.05, run=run_in_virtual_time)
 
 
 def test_a_plain_method_runs_in_a_thread_and_may_hang_there():
@@ -190,12 +192,13 @@ def test_a_plain_method_runs_in_a_thread_and_may_hang_there():
 
     async def story(calls, outcomes):
         calls.ask(question("g/0", 0))
-        await outcomes.until(1)
+        await aeventually(lambda: outcomes.order)
         calls.ask(question("g/1", 1))
+        await aeventually(lambda: len(plain.threads) == 2)
         await outcomes.until(2)
         plain.over.set()
 
-    outcomes = play(plain, story, timeout_s=0.2)
+    outcomes = play(plain, story, timeout_s=0.2, run=run_in_virtual_time)
     assert plain.threads == ["seer-environment"] * 2
     assert outcomes.answers.keys() == {"g/0"}
     assert "took more than 0.2 s" in outcomes.failures["g/1"]
@@ -204,10 +207,10 @@ def test_a_plain_method_runs_in_a_thread_and_may_hang_there():
 def test_plain_methods_that_never_return_leave_a_bounded_number_of_threads():
     class Stuck:
         def __init__(self):
-            self.begun, self.free = 0, threading.Event()
+            self.begun, self.free = [], threading.Event()
 
         def step(self, trajectory, turn):
-            self.begun += 1
+            self.begun.append(trajectory.request_id)
             self.free.wait()
             return DONE
 
@@ -216,17 +219,19 @@ def test_plain_methods_that_never_return_leave_a_bounded_number_of_threads():
     async def story(calls, outcomes):
         for number in range(20):
             calls.ask(question(f"g/{number}"))
+        await aeventually(lambda: len(stuck.begun) == 3)
+        await outcomes.until(3)
+        await aeventually(lambda: len(stuck.begun) == 6)
         await outcomes.until(20)
         stuck.free.set()
-        while calls._threads:
-            await asyncio.sleep(0)
+        await aeventually(lambda: not calls._threads)
         calls.ask(question("g/later"))
-        await outcomes.until(21)
+        await aeventually(lambda: len(outcomes.order) == 21)
 
-    outcomes = play(stuck, story, timeout_s=0.1, at_once=3)
+    outcomes = play(stuck, story, timeout_s=0.1, at_once=3, run=run_in_virtual_time)
     late = [each for each in outcomes.failures.values() if "took more than 0.1 s" in each]
     refused = [each for each in outcomes.failures.values() if "6 calls of its environment have not" in each]
-    assert (len(late), len(refused), stuck.begun) == (6, 14, 7)
+    assert (len(late), len(refused), len(stuck.begun)) == (6, 14, 7)
     assert outcomes.answers.keys() == {"g/later"}
 
 
@@ -300,12 +305,14 @@ def test_an_answer_with_a_delay_counts_once_that_is_over():
 
     delays = (0.05, 0.0)
     scripted = Scripted(lambda turn: EnvironmentAnswer(done=True, delay_s=delays[turn.number]))
-    assert play(scripted, story).order == ["g/1", "g/0"]
+    assert play(scripted, story, run=run_in_virtual_time).order == ["g/1", "g/0"]
 
 
 def test_a_delay_beyond_the_limit_is_too_late():
     answer = EnvironmentAnswer(done=True, delay_s=3.0)
-    assert "took more than 0.05 s for a turn" in answered(lambda turn: answer, timeout_s=0.05)
+    assert "took more than 0.05 s for a turn" in answered(
+        lambda turn: answer, timeout_s=0.05, run=run_in_virtual_time
+    )
 
 
 def test_a_close_that_raises_is_logged_and_no_more():
@@ -348,7 +355,7 @@ def test_a_coroutine_that_heeds_no_cancellation_is_not_waited_for():
         for _ in range(20):
             await asyncio.sleep(0)
 
-    outcomes = play(Scripted(stubborn), story, timeout_s=0.05)
+    outcomes = play(Scripted(stubborn), story, timeout_s=0.05, run=run_in_virtual_time)
     assert (outcomes.answers, outcomes.failures.keys()) == ({}, {"g/0"})
 
 
@@ -371,7 +378,7 @@ class Watched(Letters):
         self.threads.append(threading.current_thread().name)
         self.lengths.append(len(text))
         if len(text) > 1000:
-            assert self.free.wait(60)
+            assert self.free.wait(PATIENCE_S)
         return super().encode(text)
 
     encode_part = encode
@@ -399,8 +406,7 @@ def test_other_answers_come_while_a_long_one_is_encoded():
 
     async def story(calls, outcomes):
         calls.ask(question("g/0", 0, left=LONG_TEXT))
-        while not tokenizer.threads:
-            await asyncio.sleep(0)
+        await aeventually(lambda: tokenizer.threads)
         calls.ask(question("g/1", 1))
         await outcomes.until(1)
         tokenizer.free.set()
@@ -416,8 +422,7 @@ def test_long_answers_are_encoded_one_at_a_time():
     async def story(calls, outcomes):
         for number in range(3):
             calls.ask(question(f"g/{number}", left=LONG_TEXT))
-        while not tokenizer.threads:
-            await asyncio.sleep(0)
+        await aeventually(lambda: tokenizer.threads)
         for _ in range(50):
             await asyncio.sleep(0)
         assert len(tokenizer.threads) == 1

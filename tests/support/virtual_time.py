@@ -1,0 +1,59 @@
+"""An event loop whose time jumps, so that limits of seconds take none and a busy machine passes none."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from tests.support import patience
+
+__all__ = ["VirtualTime", "run_in_virtual_time"]
+
+T = TypeVar("T")
+
+
+class VirtualTime(asyncio.SelectorEventLoop):
+    """Time that stands still while anything is ready to run, and then jumps to the next timer.
+
+    It does not see threads and other processes at work: ``await aeventually(...)`` until they have acted,
+    and no time passes meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        super().__init__(_Jumping(self._jump))
+
+    def time(self) -> float:
+        """Return the virtual time in seconds, which begins at 0."""
+        return self._now_s
+
+    def _jump(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
+class _Jumping(selectors.DefaultSelector):
+    """A selector that calls ``jump`` with the seconds that it would have waited in vain."""
+
+    def __init__(self, jump: Any) -> None:
+        super().__init__()
+        self._jump = jump
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Return the events that are there; without a timer there must be one some day."""
+        if timeout is None:
+            found = super().select(patience.PATIENCE_S)
+            if not found:
+                raise AssertionError(f"nothing happened for {patience.PATIENCE_S:g} s, and no timer is set")
+            return found
+        found = super().select(0)
+        if not found and timeout > 0:
+            self._jump(timeout)
+        return found
+
+
+def run_in_virtual_time(story: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns, run on an event loop of its own whose time jumps."""
+    with asyncio.Runner(loop_factory=VirtualTime) as runner:
+        return runner.run(story)

@@ -1,0 +1,121 @@
+"""The support of tests: what a wait that fails shows, and time that jumps."""
+
+import asyncio
+import subprocess
+import threading
+
+import pytest
+
+from tests.support import patience
+from tests.support.eventually import aeventually, eventually
+from tests.support.processes import alive, children_of, descendants
+from tests.support.virtual_time import run_in_virtual_time
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.0)
+
+
+def test_a_wait_returns_the_first_true_value():
+    values = iter([0, None, "", 7, 8])
+    assert eventually(lambda: next(values)) == 7
+    values = iter([0, 3])
+    assert asyncio.run(aeventually(lambda: next(values))) == 3
+
+    async def later():
+        return next(values)
+
+    values = iter([0, 4])
+    assert asyncio.run(aeventually(later)) == 4
+
+
+def test_a_wait_that_fails_shows_threads_tasks_processes_and_logs(impatient, tmp_path):
+    (tmp_path / "one.log").write_text("first\nout of memory\n")
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait, name="a-thread-of-the-test")
+    thread.start()
+    child = subprocess.Popen(["sleep", "600"])
+
+    async def a_step_that_hangs():
+        await asyncio.Event().wait()
+
+    async def story():
+        task = asyncio.create_task(a_step_that_hangs(), name="a-task-of-the-test")
+        await asyncio.sleep(0)
+        try:
+            await aeventually(list, "an answer", logs=[tmp_path / "one.log", tmp_path / "none.log"])
+        finally:
+            task.cancel()
+
+    try:
+        with pytest.raises(AssertionError) as caught:
+            asyncio.run(story())
+        with pytest.raises(AssertionError, match=r"eventually\(lambda: over.is_set\(\)\)"):
+            eventually(lambda: over.is_set())
+    finally:
+        over.set()
+        thread.join()
+        child.kill()
+        child.wait()
+    account = str(caught.value)
+    for part in (
+        "it did not happen within 0 s: an answer",
+        "the last value: []",
+        "the thread a-thread-of-the-test:",
+        "the task a-task-of-the-test:",
+        "in a_step_that_hangs",
+        f"{child.pid} of ",
+        ": sleep 600",
+        "one.log:\nfirst\nout of memory",
+        "No such file or directory",
+    ):
+        assert part in account
+
+
+def test_a_process_that_was_not_waited_for_is_dead():
+    child = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+    grandchild = int(child.stdout.readline())
+    try:
+        assert alive(child.pid)
+        assert children_of(child.pid) == [grandchild]
+        assert {child.pid, grandchild} <= set(descendants())
+        child.kill()
+        eventually(lambda: not alive(child.pid))
+    finally:
+        subprocess.run(["kill", str(grandchild)], check=True)
+        child.wait()
+        child.stdout.close()
+    assert not alive(child.pid)
+
+
+def test_virtual_time_jumps_from_timer_to_timer_and_stands_still_for_threads():
+    async def story():
+        loop, times = asyncio.get_running_loop(), []
+        await asyncio.gather(*(asyncio.sleep(seconds) for seconds in (3600, 60, 0.5)))
+        times.append(loop.time())
+        limit = loop.call_later(0.001, times.append, "too late")
+        thread = threading.Timer(0.05, times.append, ["a thread"])
+        thread.start()
+        await aeventually(lambda: len(times) > 1)
+        thread.join()
+        limit.cancel()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(10):
+                await asyncio.Event().wait()
+        return [*times, loop.time()]
+
+    assert run_in_virtual_time(story()) == [3600, "a thread", 3610]
+
+
+def test_virtual_time_without_a_timer_waits_for_a_thread_and_not_for_ever(monkeypatch):
+    async def waits(acts):
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+        if acts:
+            threading.Timer(0.01, loop.call_soon_threadsafe, [event.set]).start()
+        await event.wait()
+
+    run_in_virtual_time(waits(True))
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.0)
+    with pytest.raises(AssertionError, match="nothing happened for 0 s"):
+        run_in_virtual_time(waits(False))
