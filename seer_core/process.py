@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
-__all__ = ["ChildProcess", "log_tail"]
+__all__ = ["ChildProcess", "ProcessGroup", "kill_on_close", "log_tail"]
 
 KILL_GRACE_S = 3.0
 LOG_TAIL_BYTES = 4096
@@ -21,14 +22,72 @@ _alive_ends: set[int] = set()
 """Write ends of the pipes by which children notice that this process has died."""
 
 
-class ChildProcess:
+class ProcessGroup(ABC):
     """A process that leads a group of its own; the group dies with this process, SIGKILL included.
 
-    On Linux the child holds the read end of a pipe, and the kernel sends its group SIGKILL when the write end
-    closes.  That needs no code in the child, works while the child is stuck in C code, reaches the processes
-    that it has started, and does not depend on the thread that started it, as ``PR_SET_PDEATHSIG`` does.  On
-    other systems a child must notice the end of its own connection.
+    On Linux the leader holds the read end of a pipe, and the kernel sends its group SIGKILL when the write
+    end, ``alive``, closes.  That works while the leader is stuck in C code, reaches the processes that it has
+    started, and does not depend on the thread that started it, as ``PR_SET_PDEATHSIG`` does.  On other
+    systems a child must notice the end of its own connection.
     """
+
+    def __init__(self, pid: int, alive: int) -> None:
+        self.pid = pid
+        """The process id, which is also that of the group."""
+        self._ending = threading.Lock()
+        self._alive = alive
+        _alive_ends.add(alive)
+
+    @abstractmethod
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Return the exit status, negative for a signal, or None after ``timeout_s``."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let go of the process and its id, after the last signal."""
+
+    def kill(self) -> None:
+        """Send SIGKILL to the group, from any thread; ``end`` must follow."""
+        self._signal(signal.SIGKILL)
+
+    def end(self, grace_s: float = 0.0) -> str:
+        """Wait ``grace_s``, terminate, wait, kill, and kill what is left of the group; return ``reason()``.
+
+        Bounded by ``grace_s`` and twice ``KILL_GRACE_S``.  Threads may call it at once, and again.
+        """
+        for wait_s, then in (
+            (grace_s, signal.SIGTERM),
+            (KILL_GRACE_S, signal.SIGKILL),
+            (KILL_GRACE_S, signal.SIGKILL),
+        ):
+            if self.wait(wait_s) is not None:
+                break
+            self._signal(then)
+        with self._ending:
+            if self._alive >= 0:
+                self._signal(signal.SIGKILL)
+                _alive_ends.discard(self._alive)
+                os.close(self._alive)
+                self._alive = -1
+                self._release()
+        return self.reason()
+
+    def reason(self) -> str:
+        """Describe in a clause how the process ended."""
+        status = self.wait(0.0)
+        if status is None:
+            return "not reacting to SIGKILL" if self._alive < 0 else "still running"
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        return f"exited with status {status}"
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):  # macOS refuses a group of zombies
+            os.killpg(self.pid, number)
+
+
+class ChildProcess(ProcessGroup):
+    """A ``ProcessGroup`` whose leader is a child of this process, and runs a command."""
 
     def __init__(
         self,
@@ -47,8 +106,7 @@ class ChildProcess:
         Raises:
             OSError: it cannot be started.
         """
-        self._ending = threading.Lock()
-        held, self._alive = os.pipe()
+        held, alive = os.pipe()
         try:
             self._process = subprocess.Popen(
                 command,
@@ -60,19 +118,15 @@ class ChildProcess:
                 pass_fds=(held, *pass_fds),
                 start_new_session=True,
             )
-            _alive_ends.add(self._alive)
+            super().__init__(self._process.pid, alive)
             with suppress(ProcessLookupError):  # it has ended already
-                _kill_on_close(held, self._process.pid)
+                kill_on_close(held, self._process.pid)
         except BaseException:
-            os.close(self._alive)
+            _alive_ends.discard(alive)
+            os.close(alive)
             raise
         finally:
             os.close(held)
-
-    @property
-    def pid(self) -> int:
-        """The process id, which is also that of the group."""
-        return self._process.pid
 
     @property
     def stdin(self) -> IO[bytes]:
@@ -98,49 +152,10 @@ class ChildProcess:
         with suppress(ChildProcessError):  # it has been reaped
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
-    def kill(self) -> None:
-        """Send SIGKILL to the group, from any thread; ``end`` must follow."""
-        self._signal(signal.SIGKILL)
-
-    def end(self, grace_s: float = 0.0) -> str:
-        """Wait ``grace_s``, terminate, wait, kill, and kill what is left of the group; return ``reason()``.
-
-        Bounded by ``grace_s`` and twice ``KILL_GRACE_S``.  Threads may call it at once, and again.
-        """
-        for wait_s, then in (
-            (grace_s, signal.SIGTERM),
-            (KILL_GRACE_S, signal.SIGKILL),
-            (KILL_GRACE_S, signal.SIGKILL),
-        ):
-            if self.wait(wait_s) is not None:
-                break
-            self._signal(then)
-        with self._ending:
-            if self._alive >= 0:
-                self._close()
-        return self.reason()
-
-    def reason(self) -> str:
-        """Describe in a clause how the process ended."""
-        status = self._process.poll()
-        if status is None:
-            return "not reacting to SIGKILL" if self._alive < 0 else "still running"
-        if status < 0:
-            return f"killed by {signal.Signals(-status).name}"
-        return f"exited with status {status}"
-
-    def _close(self) -> None:
-        self._signal(signal.SIGKILL)
-        _alive_ends.discard(self._alive)
-        os.close(self._alive)
-        self._alive = -1
+    def _release(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # macOS refuses a group of zombies
-            os.killpg(self.pid, number)
 
 
 def log_tail(log: IO[bytes], start: int = 0) -> list[str]:
@@ -153,7 +168,8 @@ def log_tail(log: IO[bytes], start: int = 0) -> list[str]:
     return os.pread(log.fileno(), max(0, end - start), start).decode(errors="replace").splitlines()
 
 
-def _kill_on_close(pipe: int, group: int) -> None:
+def kill_on_close(pipe: int, group: int) -> None:
+    """Have the kernel send a process group SIGKILL once the other end of a held pipe closes; Linux only."""
     if sys.platform == "linux":
         fcntl.fcntl(pipe, fcntl.F_SETOWN, -group)
         fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)

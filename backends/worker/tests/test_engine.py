@@ -125,7 +125,7 @@ class ThreadWorker:
 @pytest.fixture
 def local():
     """The launcher that is used in earnest."""
-    return LocalLauncher()
+    return LocalLauncher("toys:preload")
 
 
 @pytest.fixture
@@ -135,7 +135,11 @@ def launch(monkeypatch, tmp_path):
     return Launch(
         instance="toys:Toy",
         settings={},
-        environment={**os.environ, "PYTHONPATH": os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])},
+        environment={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]),
+            "OPENBLAS_NUM_THREADS": "1",
+        },
         launcher=ThreadLauncher(tmp_path),
         log_dir=tmp_path / "logs",
         keep_logs=False,
@@ -187,7 +191,7 @@ def test_a_worker_runs_where_its_launcher_puts_it(launch, local):
     tokens = []
 
     async def story():
-        for launcher in (launch.launcher, local):
+        for launcher in (launch.launcher, local, LocalLauncher()):
             sink = Sink()
             engine = await started(attrs.evolve(launch, launcher=launcher), sink)
             engine.submit(job())
@@ -198,8 +202,8 @@ def test_a_worker_runs_where_its_launcher_puts_it(launch, local):
             assert sink.losses == []
 
     play(story)
-    first, second = tokens
-    assert first == second
+    first, second, third = tokens
+    assert first == second == third
     assert len(first) == 8
 
 

@@ -17,6 +17,11 @@ from seer_core.ports.engine import ChunkOutput
 VOCAB, LONGEST = 64, 256
 
 
+def preload():
+    """Import for a fork server what the toys will need."""
+    import seer_worker.sampling.selftest  # noqa: F401
+
+
 class Toy:
     """Writes a token a step, by key, from logits that depend on the last token."""
 

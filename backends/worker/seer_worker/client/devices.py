@@ -59,6 +59,7 @@ def worker_environment(
     """
     visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
     return {
+        "OPENBLAS_NUM_THREADS": "1",  # numpy starts its threads at import, and with threads nothing is forked
         **environment,
         **visible,
         "HF_HUB_OFFLINE": "1",

@@ -71,6 +71,10 @@ class ProcessSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """How long a worker may take for one call, such as an update of weights or sleep."""
     silence_timeout_s: Seconds = 300.0
     """An instance that sends nothing for so long while it has chunks counts as lost."""
+    fork_server: bool = True
+    """Whether workers on this machine are forks of a process that has imported the engine, which stays for as
+    long as this one and starts each further worker in a second or two. Without it each imports the engine.
+    """
     log_dir: str | None = None
     """The directory of the workers' logs, relative to the config file. Without it they go to a temporary
     directory, and stay only if something goes wrong.
@@ -92,11 +96,13 @@ class ProcessSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         settings: Mapping[str, Any],
         environment: Mapping[str, str],
         launcher: Launcher | None,
+        preload: str | None = None,
         **spec: Any,
     ) -> Launch:
-        """Return how workers of the engine ``name`` are launched: by ``launcher``, or as child processes.
+        """Return how workers of the engine ``name`` are launched: by ``launcher``, or on this machine.
 
         ``instance``, ``settings`` and ``spec`` are as ``InstanceSpec`` has them; paths are absolute.
+        ``preload`` is as ``LocalLauncher`` has it.
         """
         _remove_old_logs(f"seer-{name}-")
         temporary = Path(tempfile.gettempdir(), f"seer-{name}-{secrets.token_hex(8)}")
@@ -104,7 +110,7 @@ class ProcessSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             instance=instance,
             settings=settings,
             environment=environment,
-            launcher=launcher or LocalLauncher(),
+            launcher=launcher or LocalLauncher(preload if self.fork_server else None),
             log_dir=Path(self.log_dir or temporary),
             keep_logs=self.log_dir is not None,
             start_timeout_s=self.start_timeout_s,
@@ -162,6 +168,7 @@ def make_fleet(
     arguments: Mapping[str, Any],
     environments: Sequence[Mapping[str, str]],
     *,
+    preload: str | None = None,
     launcher: Launcher | None = None,
     max_temperature: float | None = None,
     controls: tuple[str, ...] = (),
@@ -178,7 +185,8 @@ def make_fleet(
         instance: the import path of the class that a worker makes.
         arguments: plain data for it, its ``start.settings``.
         environments: one for each instance's worker, beside what is set where it runs.
-        launcher: starts the workers; without one they are child processes.
+        preload: the import path of the function by which a fork server imports the engine, if it can.
+        launcher: starts the workers; without one they run on this machine.
         max_temperature: the highest that the engine samples with, None without a limit.
         controls: the fields of ``Sampling`` that the engine has, as ``ModelInfo`` has them; those that need a
             tokenizer are left out where there is none.
@@ -200,6 +208,7 @@ def make_fleet(
         arguments,
         {},
         launcher,
+        preload,
         own_methods=own_methods,
         cannot_draft=cannot_draft,
         ignores_kv_pool=ignores_kv_pool,

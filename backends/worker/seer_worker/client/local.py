@@ -1,4 +1,4 @@
-"""Workers as child processes of the runtime, each on one end of a socket pair."""
+"""Workers on this machine, each on one end of a socket pair: forked, or child processes of the runtime."""
 
 from __future__ import annotations
 
@@ -8,22 +8,34 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from pathlib import Path
+from typing import BinaryIO
+
+import structlog
 
 from seer_core.errors import EngineError
 from seer_core.json_files import describe_flaw
 from seer_core.ports.kv import LOOPBACK
 from seer_core.ports.weights import WeightSpec
-from seer_core.process import ChildProcess
+from seer_core.process import ChildProcess, ProcessGroup
 from seer_core.scratch import Scratch
 from seer_worker.client.channel import Channel
+from seer_worker.client.fork_server import ForkRefusedError, fork
 from seer_worker.client.worker_log import WorkerLog
 from seer_worker.wire import Shutdown
 
 __all__ = ["LocalLauncher", "LocalWorker"]
 
+log_events = structlog.get_logger("seer")
+
 
 class LocalLauncher:
-    """Starts child processes of this one."""
+    """Starts child processes of this one, or has a fork server fork them.
+
+    ``preload`` is the import path of a function without arguments that imports the engine, for a fork server.
+    """
+
+    def __init__(self, preload: str | None = None) -> None:
+        self._preload = preload
 
     async def address(self) -> str:
         """Return the address of loopback: all workers are on this machine."""
@@ -39,25 +51,43 @@ class LocalLauncher:
         worker_log = WorkerLog(log, keep_log)
         file = worker_log.open()
         ours, theirs = socket.socketpair()
-        # -P: nothing is imported from where it runs
-        command = (interpreter, "-P", "-m", "seer_worker.process.child", str(theirs.fileno()))
         with ExitStack() as undo:
             undo.callback(ours.close)
             try:
                 with theirs, file:
                     scratch = Scratch("seer-worker-")
                     undo.callback(scratch.close)
-                    process = ChildProcess(
-                        command,
-                        environment=environment,
-                        log=file,
-                        pass_fds=[theirs.fileno()],
-                    )
+                    process, reason = await self._start(name, interpreter, environment, theirs, file)
             except OSError as error:
                 raise EngineError(_launch_flaw(error, interpreter)) from error
             undo.pop_all()
+        if reason is None:
+            log_events.info("worker_forked", instance=name, pid=process.pid)
+        else:
+            log_events.info("worker_started", instance=name, pid=process.pid, not_forked=reason)
         streams = await asyncio.open_unix_connection(sock=ours)
         return LocalWorker(process, *streams, worker_log, scratch)
+
+    async def _start(
+        self,
+        name: str,
+        interpreter: str,
+        environment: Mapping[str, str],
+        connection: socket.socket,
+        file: BinaryIO,
+    ) -> tuple[ProcessGroup, str | None]:
+        """Fork the worker, or start it as a process of its own; then the reason for that is returned, too."""
+        reason = "the engine has no fork server, or the settings want none"
+        if self._preload is not None:
+            try:
+                log = file.fileno()
+                return await fork(interpreter, self._preload, name, environment, connection, log), None
+            except ForkRefusedError as refusal:
+                reason = str(refusal)
+        # -P: nothing is imported from where it runs
+        command = (interpreter, "-P", "-m", "seer_worker.process.child", str(connection.fileno()))
+        fds = [connection.fileno()]
+        return ChildProcess(command, environment=environment, log=file, pass_fds=fds), reason
 
 
 def _launch_flaw(error: OSError, interpreter: str) -> str:
@@ -74,7 +104,7 @@ class LocalWorker(Channel):
 
     def __init__(
         self,
-        process: ChildProcess,
+        process: ProcessGroup,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         log: WorkerLog,

@@ -87,17 +87,26 @@ class ProcessTransport:
             EngineError: it died while it started, or took longer than ``start_timeout_s``.
         """
         launch, id = self.spec, start.instance_id
+        ready_by_s = asyncio.get_running_loop().time() + launch.start_timeout_s
         try:
-            worker = await launch.launcher.launch(
-                id, launch.interpreter, launch.environment, launch.log_dir / f"{id}.log", launch.keep_logs
-            )
+            async with asyncio.timeout_at(ready_by_s):
+                worker = await launch.launcher.launch(
+                    id,
+                    launch.interpreter,
+                    launch.environment,
+                    launch.log_dir / f"{id}.log",
+                    launch.keep_logs,
+                )
         except EngineError as error:
             kind = NoPlaceError if isinstance(error, NoPlaceError) else EngineError
             raise kind(f"instance {id!r} did not start: {error}") from error
+        except TimeoutError as error:
+            limit = f"start_timeout_s = {launch.start_timeout_s:g}"
+            raise EngineError(f"instance {id!r} did not start: not launched after {limit}") from error
         self.worker, self._peer = worker, peer
         try:
             worker.send(msgspec.structs.replace(start, scratch=worker.scratch))
-            async with asyncio.timeout(launch.start_timeout_s):
+            async with asyncio.timeout_at(ready_by_s):
                 info = await self._ready(worker, peer)
         except (EOFError, WireError, TimeoutError) as error:
             self._keeps_log = True
