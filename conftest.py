@@ -1,14 +1,14 @@
 """Settings and fixtures of all tests.
 
-Hypothesis never judges by time, Ctrl-C interrupts, a skipped test fails the run, and each test begins with
-the default configuration of logs.  The fixtures are those that tests of several distributions need: config
-and prompts files, plug-ins installed on the spot, the command line.
+Hypothesis never judges by time, Ctrl-C interrupts, and each test begins with the default configuration of
+logs.  The plug-ins in ``tests/harness`` decide how a run goes and when it has failed.  The fixtures are those
+that tests of several distributions need: config and prompts files, plug-ins installed on the spot, the
+command line.
 """
 
 import importlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -29,125 +29,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def pytest_addoption(parser):
-    """Add the options of tests that may go on for as long as asked."""
-    group = parser.getgroup("soak and fuzz")
-    group.addoption(
-        "--soak-minutes",
-        type=float,
-        default=0.0,
-        help="tests/soak: checks in full, and campaigns of faults for so many minutes",
-    )
-    group.addoption("--soak-seed", type=int, default=0, help="tests/soak: of the campaign of faults")
-    group.addoption(
-        "--soak-set", action="append", default=[], metavar="KEY=VALUE", help="tests/soak: as for seer run"
-    )
-    group.addoption("--long", action="store_true", help="also the tests marked `long`")
-    group.addoption("--fuzz-seconds", type=float, default=0.0, help="tests/fuzz: for each target")
-    group.addoption("--fuzz-seed", type=int, default=11, help="tests/fuzz: of the changes")
-
+pytest_plugins = [
+    f"tests.harness.{name}"
+    for name in ("selection", "order", "time_limits", "skips", "late_errors", "second_runs", "costs")
+]
 
 collect_ignore = ["training/verl", "tests/clients"]
 """What is tested in environments of their own: make verl-test, make clients-test."""
-
-ALLOWED_SKIPS = {
-    r"no C\+\+ compiler|cannot link AddressSanitizer": "fuzzing in C++ needs sanitizers",
-    r"vLLM is not built for CPU": "the kernel under test is that of CPUs",
-    r"machines are made of namespaces": "only root may make networks; clusters of raylets are tested anyway",
-    r"no Prometheus here": "make prometheus brings it only from Debian's packages",
-    r"no OpenEnv here": "make setup-environments brings it into an environment of its own",
-    r"shared/data": "recorded lengths and texts are not part of the project",
-}
-"""Why a test may be skipped, by a pattern of its reason.  In CI, whose machine is known, none may."""
-
-_refused: list[str] = []
-
-
-def pytest_runtest_logreport(report):
-    """Note a skipped test that is not allowed to be."""
-    if report.skipped and not hasattr(report, "wasxfail"):
-        _judge(report)
-
-
-def pytest_collectreport(report):
-    """Note a skipped file that is not allowed to be."""
-    if report.skipped:
-        _judge(report)
-
-
-def _judge(report):
-    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    allowed = () if os.environ.get("CI") else ALLOWED_SKIPS
-    if not any(re.search(pattern, reason) for pattern in allowed):
-        _refused.append(report.nodeid)
-
-
-def pytest_sessionfinish(session):
-    """Fail a run that would otherwise have passed without some of its tests."""
-    if _refused and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Say why a run without failures failed."""
-    if _refused:
-        terminalreporter.section("skipped tests are failures", red=True)
-        terminalreporter.line(
-            f"{len(_refused)} tests were skipped for want of something that the set-up should have brought;"
-            " their reasons stand above, allowed ones in ALLOWED_SKIPS of conftest.py"
-        )
-
-
-CLUSTERS = ("backends/ray/", "tests/soak/test_cluster_campaign.py")
-"""Where tests start clusters."""
-
-LONGEST = (
-    *CLUSTERS,
-    "training/rl/tests/test_resume.py",
-    "training/rl/tests/test_megatron.py",
-    "tests/soak/",
-    "tests/test_gpu_check.py",
-    "backends/vllm/tests/test_vllm_tensor_parallel.py",
-    "tests/test_packages.py",
-    "tests/integration/",
-    "serving/server/tests/test_against_vllm.py",
-    "plugins/openenv/",
-    "training/",
-    "backends/",
-    "tests/test_new_plugin.py",
-)
-"""Files of long tests.  They begin first, or one process would be left with one of them at the end."""
-
-
-def pytest_collection_modifyitems(config, items):
-    """Leave the tests marked ``long`` out, unless they are asked for, and put the longest others first."""
-    if not (config.getoption("--long") or config.getoption("--soak-minutes")):
-        left_out = [item for item in items if item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
-
-    def place(item):
-        starts = (place for place, start in enumerate(LONGEST) if item.nodeid.startswith(start))
-        return next(starts, len(LONGEST))
-
-    items.sort(key=place)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """Let one of several processes run all tests on clusters, so that each is started once, one at a time.
-
-    The groups of xdist itself do nothing under pytest 9.2.
-    """
-    from xdist.scheduler import LoadFileScheduling
-
-    config.option.loadscopereorder = False  # by number of tests, which says nothing about their length
-
-    class ByFileOrCluster(LoadFileScheduling):
-        def _split_scope(self, nodeid):
-            return "cluster" if nodeid.startswith(CLUSTERS) else super()._split_scope(nodeid)
-
-    return ByFileOrCluster(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)

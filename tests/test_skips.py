@@ -29,7 +29,7 @@ def run(tmp_path):
 
     def run(*arguments, ci=False):
         environment = {name: value for name, value in os.environ.items() if name != "CI"}
-        environment |= {"PYTHONPATH": str(tmp_path)} | ({"CI": "true"} if ci else {})
+        environment |= {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"} | ({"CI": "true"} if ci else {})
         command = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", *arguments, str(tmp_path)]
         ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
         return ended.returncode, ended.stdout

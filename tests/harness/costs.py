@@ -1,0 +1,103 @@
+"""Each process that runs tests records what they cost, and ``scripts/test-costs`` prints a table of it.
+
+The records lie in build/test-costs, a line for each test: its seconds, those of its fixtures included, and
+how many engines this process has started in that time, with their seconds.  Engines that a command starts
+in a process of its own are not counted.
+"""
+
+import functools
+import importlib.util
+import json
+import os
+import sys
+import time
+
+import pytest
+
+TRANSPORT = "seer_worker.client.process_transport"
+"""The module that starts the processes of engines."""
+
+
+def pytest_configure(config):
+    """Record in this process; the one that distributes tests to others runs none."""
+    config.pluginmanager.register(Recorder(config.rootpath / "build" / "test-costs"), "costs")
+
+
+class Recorder:
+    """The costs of the test that runs, and the file of those before it."""
+
+    def __init__(self, folder):
+        self._path = folder / f"{time.time_ns()}-{os.getpid()}.jsonl"
+        self._file = None
+        self._clear()
+        on_import(TRANSPORT, self._watch)
+
+    def _clear(self):
+        self._seconds, self._engines, self._engine_seconds = 0.0, 0, 0.0
+
+    def _watch(self, module):
+        opens = module.ProcessTransport.open
+
+        @functools.wraps(opens)
+        async def open(*arguments):
+            begun_s = time.perf_counter()
+            try:
+                return await opens(*arguments)
+            finally:
+                self._engines += 1
+                self._engine_seconds += time.perf_counter() - begun_s
+
+        module.ProcessTransport.open = open
+
+    def pytest_runtest_logreport(self, report):
+        """Add what a phase took."""
+        self._seconds += report.duration
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item):
+        """Write the costs of a test when it has ended."""
+        self._clear()
+        result = yield
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a", buffering=1)
+        costs = {"test": item.nodeid, "seconds": round(self._seconds, 4)}
+        if self._engines:
+            costs |= {"engines": self._engines, "engine_seconds": round(self._engine_seconds, 3)}
+        self._file.write(json.dumps(costs) + "\n")
+        return result
+
+    def pytest_unconfigure(self):
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def on_import(name, watch):
+    """Call ``watch`` with a module once it is imported, at once if it is already."""
+    if sys.modules.get(name) is not None:
+        watch(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _Finder(name, watch))
+
+
+class _Finder:
+    """Finds one module as all others would be found, and calls a function after its execution."""
+
+    def __init__(self, name, watch):
+        self._name, self._watch = name, watch
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                execute(module)
+                self._watch(module)
+
+            spec.loader.exec_module = exec_module
+        return spec

@@ -1,0 +1,110 @@
+"""Errors that nothing could catch, as of sockets that are not closed, fail the test that made them.
+
+pytest reports such an error with the test during which it came up.  An object in a cycle is destroyed when
+the garbage collector next runs, and a fixture's value after the test's last phase, so that was often another
+test.  Here garbage is collected after each test, in the same step, while its own warning filters hold.
+Objects from before the first test are left out, and later those that made a collection slow; without
+them it takes milliseconds.  Errors about these appear at the end of the run, which they fail.
+"""
+
+import gc
+import sys
+import traceback
+from time import perf_counter
+
+import pytest
+from _pytest.threadexception import collect_thread_exception
+from _pytest.unraisableexception import collect_unraisable
+
+from tests.harness import verdict
+
+SLOW_S = 0.02
+"""A collection that takes longer leaves out what it has found in use from then on."""
+
+KEPT_BY_PYTEST = ("last_exc", "last_type", "last_value", "last_traceback")
+"""The names in ``sys`` under which a failure's frames outlive it, until the next test is called."""
+
+_FAILED = pytest.StashKey[bool]()
+_ERRORS = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config):
+    """Begin with no errors."""
+    config.stash[_ERRORS] = []
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session):
+    """Leave out what the import of test files has made."""
+    _note(session.config, "while tests were collected")
+    gc.freeze()
+
+
+def pytest_exception_interact(node):
+    """Note a test that has failed: what it has left open has no errors of its own."""
+    node.stash[_FAILED] = True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Report errors that come up when nothing of a test is left, as errors of its teardown."""
+    result = yield
+    failed = item.stash.get(_FAILED, False)
+    if failed:
+        for name in KEPT_BY_PYTEST:
+            vars(sys).pop(name, None)
+    begun_s = perf_counter()
+    call = pytest.CallInfo.from_call(lambda: _collect(item.config), when="teardown")
+    if perf_counter() - begun_s > SLOW_S:
+        gc.freeze()
+    if call.excinfo is not None and not failed:
+        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+        item.ihook.pytest_runtest_logreport(report=report)
+    return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session):
+    """Collect everything, also in each worker of xdist, and fail the run if that has made errors."""
+    config = session.config
+    gc.unfreeze()
+    _note(
+        config,
+        f"after the last test of {config.workerinput['workerid']}"
+        if _is_worker(config)
+        else "after the last test",
+    )
+    if _is_worker(config):
+        config.workeroutput["late_errors"] = config.stash[_ERRORS]
+    elif config.stash[_ERRORS]:
+        verdict.fail(session)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Receive the errors of a worker."""
+    node.config.stash[_ERRORS] += getattr(node, "workeroutput", {}).get("late_errors", [])
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Show the errors whose test is unknown."""
+    for error in config.stash[_ERRORS]:
+        terminalreporter.section("an error of an unknown test fails the run", red=True)
+        terminalreporter.line(error)
+
+
+def _is_worker(config):
+    return hasattr(config, "workerinput")
+
+
+def _note(config, when):
+    try:
+        _collect(config)
+    except Exception as error:
+        config.stash[_ERRORS].append(f"{when}:\n{''.join(traceback.format_exception(error))}")
+
+
+def _collect(config):
+    gc.collect()
+    collect_unraisable(config)
+    collect_thread_exception(config)

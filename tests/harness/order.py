@@ -1,0 +1,107 @@
+"""The order of tests: files of long tests begin; ``--order random`` shuffles files, and tests in each."""
+
+import random
+from hashlib import sha256
+
+import pytest
+
+CLUSTERS = ("backends/ray/", "tests/soak/test_cluster_campaign.py")
+"""Where tests start clusters."""
+
+LONGEST = (
+    *CLUSTERS,
+    "training/rl/tests/test_resume.py",
+    "training/rl/tests/test_megatron.py",
+    "tests/soak/",
+    "tests/test_gpu_check.py",
+    "backends/vllm/tests/test_vllm_tensor_parallel.py",
+    "tests/test_packages.py",
+    "tests/integration/",
+    "serving/server/tests/test_against_vllm.py",
+    "plugins/openenv/",
+    "training/",
+    "backends/",
+    "tests/test_new_plugin.py",
+)
+"""Files of long tests.  They begin first, or one process would be left with one of them at the end."""
+
+_SEED = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser):
+    """Add the options of the order."""
+    group = parser.getgroup("order")
+    group.addoption(
+        "--order",
+        choices=("written", "random"),
+        default="written",
+        help="of files, and of tests in each file",
+    )
+    group.addoption("--order-seed", type=int, metavar="SEED", help="which random order; implies it")
+
+
+def pytest_configure(config):
+    """Draw the seed of a random order; all processes of a run have the same."""
+    seed = config.getoption("--order-seed")
+    if hasattr(config, "workerinput"):
+        seed = config.workerinput.get("order_seed")
+    elif seed is None and config.getoption("--order") == "random":
+        seed = random.SystemRandom().randrange(10**6)
+    if seed is not None:
+        config.stash[_SEED] = seed
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Send the seed to a worker of xdist."""
+    node.workerinput["order_seed"] = node.config.stash.get(_SEED, None)
+
+
+def pytest_report_header(config):
+    """Name the seed that repeats this order."""
+    seed = config.stash.get(_SEED, None)
+    return None if seed is None else f"order: random, again with --order-seed={seed}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Shuffle tests if that is asked for, and put the longest files first.
+
+    The tests of a file and those of a class stay together, and pytest groups them by their parametrized
+    fixtures after the shuffle, so that what a file shares is made once.
+    """
+    seed = config.stash.get(_SEED, None)
+    if seed is not None:
+        items.sort(key=lambda item: _draws(seed, item.nodeid))
+    result = yield
+    items.sort(key=_place)
+    return result
+
+
+def _draws(seed, nodeid):
+    """Return a random number for the file, the class if there is one, and the test."""
+    names = nodeid.partition("[")[0].split("::")
+    prefixes = ["::".join(names[: count + 1]) for count in range(len(names) - 1)]
+    return [sha256(f"{seed} {name}".encode()).digest() for name in (*prefixes, nodeid)]
+
+
+def _place(item):
+    starts = (place for place, start in enumerate(LONGEST) if item.nodeid.startswith(start))
+    return next(starts, len(LONGEST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Let one of several processes run all tests on clusters, so that each is started once, one at a time.
+
+    The groups of xdist itself do nothing under pytest 9.2.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False  # by number of tests, which says nothing about their length
+
+    class ByFileOrCluster(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return "cluster" if nodeid.startswith(CLUSTERS) else super()._split_scope(nodeid)
+
+    return ByFileOrCluster(config, log) if config.getvalue("dist") == "loadfile" else None
