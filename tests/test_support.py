@@ -1,6 +1,7 @@
 """The support of tests: what a wait that fails shows, and time that jumps."""
 
 import asyncio
+import socket
 import subprocess
 import threading
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.support import patience
 from tests.support.eventually import aeventually, eventually
+from tests.support.ports import reserved_port
 from tests.support.processes import alive, children_of, descendants
 from tests.support.virtual_time import run_in_virtual_time
 
@@ -119,3 +121,14 @@ def test_virtual_time_without_a_timer_waits_for_a_thread_and_not_for_ever(monkey
     monkeypatch.setattr(patience, "PATIENCE_S", 0.0)
     with pytest.raises(AssertionError, match="nothing happened for 0 s"):
         run_in_virtual_time(waits(False))
+
+
+def test_a_reserved_port_refuses_connections_and_is_given_to_the_server_that_names_it_alone():
+    with reserved_port() as port:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        with socket.create_server(("127.0.0.1", port)) as server:
+            with socket.create_connection(("127.0.0.1", port)):
+                server.accept()[0].close()
+            with pytest.raises(OSError, match="in use"):
+                socket.create_server(("127.0.0.1", port))

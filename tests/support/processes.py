@@ -6,12 +6,18 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-__all__ = ["alive", "children_of", "command_of", "descendants", "describe"]
+__all__ = ["alive", "children_of", "command_of", "descendants", "describe", "stopped"]
 
 
 def alive(pid: int) -> bool:
     """Return whether a process runs; one that has ended and was not waited for does not."""
     return _state_and_parent(pid)[0] not in ("gone", "Z", "X")
+
+
+def stopped(pid: int) -> bool:
+    """Return whether all threads of a process have been stopped, which a signal does a moment later."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return all((each / "stat").read_text().rpartition(")")[2].split()[0] == "T" for each in threads)
 
 
 def children_of(pid: int) -> list[int]:

@@ -1,6 +1,5 @@
 """The lab: what it checks, what it hides, and what it needs."""
 
-import socket
 import subprocess
 import sys
 
@@ -10,6 +9,7 @@ import pytest
 from seer_core.errors import ConfigError, PluginError, StalledError
 from seer_core.model import PromptGroup
 from seer_core.testing import simulate as kit
+from tests.support.ports import reserved_port
 
 pytest_plugins = ["seer_core.testing.simulate"]
 
@@ -126,8 +126,7 @@ import socket
 
 class Serving:
     async def start(self):
-        self.socket = socket.socket()
-        self.socket.bind(("127.0.0.1", PORT))
+        self.socket = socket.create_server(("127.0.0.1", PORT))
 
     async def stop(self):
         self.socket.close()
@@ -149,11 +148,9 @@ def test_a_policy_that_changes_a_request_is_named(simulation, distribution):
 
 
 def test_an_observer_that_serves_a_port_can_do_so_twice(simulation, distribution):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    distribution("serving", SERVING.replace("PORT", str(port)).replace("LIMIT_S", "1e9"))
-    assert len(simulation.run(["serving"]).completions) == 16
+    with reserved_port() as port:
+        distribution("serving", SERVING.replace("PORT", str(port)).replace("LIMIT_S", "1e9"))
+        assert len(simulation.run(["serving"]).completions) == 16
 
 
 def test_an_observer_that_raises_is_named(simulation, distribution):

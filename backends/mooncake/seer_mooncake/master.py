@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
@@ -42,6 +41,7 @@ class Master:
         self.address = joined
         self._joined = bool(joined)
         self._metrics_port = 0
+        self._reserved: list[socket.socket] = []
         self._process: ChildProcess | None = None
         self._disk: DiskDirectory | None = None
         self._restarts: threading.Thread | None = None
@@ -65,13 +65,15 @@ class Master:
         if directory is not None:
             self._disk = DiskDirectory(directory)
         if not self._joined:
-            rpc_port, self._metrics_port = _free_ports(host, LOOPBACK)
+            self._reserved = [_reserve_port(host), _reserve_port(LOOPBACK)]
+            rpc_port, self._metrics_port = (one.getsockname()[1] for one in self._reserved)
             self.address = f"{host}:{rpc_port}"
             offload = directory is not None if disk is None else disk
             command = _command(str(binary), host, rpc_port, self._metrics_port, disk=offload)
             try:
                 self._process = _run(command)
             except OSError:
+                self._release_ports()
                 return False
             self._restarts = threading.Thread(target=self._restart, args=[command], daemon=True)
             self._restarts.start()
@@ -97,9 +99,14 @@ class Master:
         if self._restarts is not None:
             self._restarts.join()
             self._restarts = self._process = None
+        self._release_ports()
         disk, self._disk = self._disk, None
         if disk is not None:
             disk.close()
+
+    def _release_ports(self) -> None:
+        while self._reserved:
+            self._reserved.pop().close()
 
     def _answers(self) -> bool:
         if self._metrics_port:
@@ -145,10 +152,15 @@ def _command(binary: str, host: str, rpc_port: int, metrics_port: int, *, disk: 
     ]
 
 
-def _free_ports(*hosts: str) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server((host, 0))) for host in hosts]
-        return [one.getsockname()[1] for one in sockets]
+def _reserve_port(host: str) -> socket.socket:
+    """Return a socket bound to a port that the system gives to no other, but to a server that names it.
+
+    Both set SO_REUSEADDR and only the server listens.  So the port stays the master's while it starts again.
+    """
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    one.bind((host, 0))
+    return one
 
 
 def _get(port: int, path: str) -> str:

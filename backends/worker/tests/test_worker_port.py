@@ -14,6 +14,8 @@ from seer_worker.process.remote import connect
 from seer_worker.process.worker import Link
 from seer_worker.wire import Shutdown, Telemetry
 
+from tests.support.ports import reserved_port
+
 
 def play(story):
     async def bounded():
@@ -100,12 +102,11 @@ def test_a_runtime_that_does_not_prove_the_key_is_left():
 def test_a_worker_that_reaches_no_runtime_says_where_it_looked(capsys, monkeypatch):
     monkeypatch.setattr(remote, "configure_log", lambda: None)
     monkeypatch.setattr(remote.signal, "signal", lambda *handler: None)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     held, given = os.pipe()
     os.write(given, bytes(64))
     os.close(given)
-    assert remote.main("127.0.0.1", port, held) == 1
+    with reserved_port() as port:
+        assert remote.main("127.0.0.1", port, held) == 1
     assert f"no connection to the runtime at 127.0.0.1, port {port}: " in capsys.readouterr().err
 
 

@@ -26,6 +26,7 @@ from seer_core.model.events import (
 )
 from seer_core.model.request_life import Cause
 from seer_core.testing import ObserverContract
+from tests.support.ports import reserved_port
 
 TRACES = "/v1/traces"
 
@@ -41,8 +42,8 @@ def _environment(monkeypatch):
 @pytest.fixture
 def absent():
     """Return the address of a port at which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return f"http://127.0.0.1:{one.getsockname()[1]}{TRACES}"
+    with reserved_port() as port:
+        yield f"http://127.0.0.1:{port}{TRACES}"
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from seer_core.model.events import (
     InstanceStopped,
     ResumedResponse,
 )
+from tests.support.ports import reserved_port
 
 
 @pytest.fixture
@@ -98,8 +99,8 @@ def test_a_response_counts_with_the_tokens_of_all_its_chunks_and_of_the_process_
 
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
+    with reserved_port() as one:
+        yield one
 
 
 @pytest.fixture

@@ -5,12 +5,11 @@ import math
 import os
 import re
 import shutil
-import socket
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
 
@@ -22,8 +21,9 @@ from seer_worker.process.figures import serve_figures
 
 from seer_core.model import InstanceInfo
 from seer_core.model.events import InstanceStarted
+from tests.support.eventually import PATIENCE_S, eventually
+from tests.support.ports import reserved_port
 
-PATIENCE_S = 120
 UNPACKED = Path(__file__).parents[3] / "build/prometheus/usr/bin"
 PLACES = os.pathsep.join([os.environ.get("PATH", os.defpath), str(UNPACKED)])
 SCRAPES = """
@@ -57,33 +57,25 @@ def program(name):
     return found
 
 
-def until(answer):
-    """Return the first answer that is not None, and fail if none comes."""
-    end = time.monotonic() + PATIENCE_S
-    while (found := answer()) is None:
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.05)
-    return found
-
-
 def get(url, **headers):
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=PATIENCE_S) as answer:
         return answer.read().decode()
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
+@pytest.fixture
+def port():
+    with reserved_port() as one:
+        yield one
 
 
 @pytest.fixture
 def scraping(tmp_path):
     """Return a function that starts a Prometheus of a target and returns what answers queries with values."""
-    processes = []
+    processes, ports = [], ExitStack()
 
     def start(target, more=""):
         (tmp_path / "prometheus.yml").write_text(SCRAPES.format(target=target, more=more))
-        address = f"127.0.0.1:{free_port()}"
+        address = f"127.0.0.1:{ports.enter_context(reserved_port())}"
         command = [
             program("prometheus"),
             f"--config.file={tmp_path / 'prometheus.yml'}",
@@ -105,13 +97,14 @@ def scraping(tmp_path):
             except urllib.error.URLError:
                 return None
 
-        until(ready)
+        eventually(ready)
         return query
 
     yield start
     for process in processes:
         process.kill()
         process.wait()
+    ports.close()
 
 
 def board_queries():
@@ -127,10 +120,10 @@ def assert_every_query_has_data(query):
 
     def answered():
         waiting[:] = [each for each in waiting if not any(map(math.isfinite, query(each)))]
-        return None if waiting else True
+        return not waiting
 
     try:
-        until(answered)
+        eventually(answered)
     except AssertionError:
         pytest.fail("no data for: " + "\n".join(waiting))
 
@@ -143,9 +136,8 @@ def assert_promtool_is_content(text):
 
 
 def test_prometheus_scrapes_a_run_and_answers_every_query_of_the_board(
-    scraping, start_seer, write_config, write_prompts, tmp_path
+    scraping, port, start_seer, write_config, write_prompts, tmp_path
 ):
-    port = free_port()
     config = write_config(
         ["divided_rollout", "context_sched", "grouped_spec", "prometheus"],
         f"{SETTINGS}[plugin.prometheus]\nport = {port}\n",
@@ -169,7 +161,7 @@ def test_prometheus_scrapes_a_server_has_the_tokens_of_its_clients_and_answers_e
     said = next(filter(None, (re.search(r"running on http://(\S+)", line) for line in server.stderr)))
     address, bearer = said[1], {"Authorization": "Bearer a-token-of-the-run"}
     query = scraping(address, f"authorization: {{credentials_file: {tmp_path / 'token'}}}")
-    until(lambda: query("seer_groups_total") or None)
+    eventually(lambda: query("seer_groups_total"))
     body = {"prompt": [5] * 8, "n": 8, "max_tokens": 900, "return_token_ids": True}
     request = urllib.request.Request(
         f"http://{address}/v1/completions",
@@ -180,17 +172,17 @@ def test_prometheus_scrapes_a_server_has_the_tokens_of_its_clients_and_answers_e
     for _ in range(4):
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             tokens += sum(len(each["token_ids"]) for each in json.load(answer)["choices"])
-    until(lambda: query("sum(seer_generated_tokens_total)") == [tokens] or None)
+    eventually(lambda: query("sum(seer_generated_tokens_total)") == [tokens])
     assert_every_query_has_data(query)
     assert_promtool_is_content(get(f"http://{address}/metrics", **bearer))
 
 
-def test_prometheus_finds_the_own_figures_of_engines_by_the_addresses_that_a_run_names(scraping):
-    port, own = free_port(), CollectorRegistry()
+def test_prometheus_finds_the_own_figures_of_engines_by_the_addresses_that_a_run_names(scraping, port):
+    own = CollectorRegistry()
     Counter("vllm:generation_tokens", "Tokens", ["engine"], registry=own).labels("0").inc(17)
     metrics = Exposition.at("127.0.0.1", port).add(Metrics())
     info = InstanceInfo("vllm-0", 64, 16, 4, 64, metrics_address=serve_figures("127.0.0.1", own))
     metrics.observe(0.0, InstanceStarted(info), [])
     query = scraping(f"127.0.0.1:{port}")
     found = '{engine="vllm-0",exported_engine="0",job="engines"}'
-    assert until(lambda: query(f"vllm:generation_tokens_total{found}") or None) == [17]
+    assert eventually(lambda: query(f"vllm:generation_tokens_total{found}")) == [17]
