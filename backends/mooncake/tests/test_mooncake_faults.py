@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 import subprocess
 import sys
 
@@ -16,8 +15,17 @@ from seer_mooncake.store import NoStore
 
 from seer_core.errors import PluginError
 from seer_core.ports.kv import StoreContext
+from tests.support.eventually import PATIENCE_S, eventually
+from tests.support.ports import reserved_port
+from tests.support.processes import stopped
 
 BLOCK_BYTES = 4096
+
+
+def be_impatient(*stores, limit_s=0.5):
+    """Let calls of stores wait so long; until then, a busy machine may take as long as it likes."""
+    for store in stores:
+        store._client._timeout_s = limit_s
 
 
 def say_ready(after=""):
@@ -25,52 +33,51 @@ def say_ready(after=""):
 
 
 def test_a_killed_master_is_a_miss_until_it_is_back_without_its_keys(
-    make_pool, open_store, blocks, got, until, master_of
+    make_pool, open_store, blocks, got, master_of
 ):
-    pool = make_pool(timeout_s=0.5)
+    pool = make_pool()
     reasons = []
     a, b = open_store(pool, "a"), open_store(pool, "b", report=reasons.append)
     keys, data = blocks(20)
     a.put(keys, data)
     assert b.find(keys) == 20
     assert reasons == []
+    be_impatient(a, b)
     first = master_of(pool)
     first.kill()
     first.wait()
-    until(lambda: b.find(keys) == 0)
+    eventually(lambda: b.find(keys) == 0)
     assert reasons[0].startswith("the KV pool is away, and everything a miss until it is back: ")
-    until(lambda: len(got(b, keys)) == 0)
+    eventually(lambda: len(got(b, keys)) == 0)
     a.put(keys, data)
     a.drop(keys)
-    until(lambda: pool.counted("away") > 0)
+    eventually(lambda: pool.counted("away") > 0)
 
     def works_again():
         a.put(keys, data)
         return b.find(keys) == 20
 
-    until(works_again)
+    eventually(works_again)
+    be_impatient(a, b, limit_s=PATIENCE_S)
     assert np.array_equal(got(b, keys), data)
     assert master_of(pool).pid != first.pid
     assert pool.stats().put_bytes >= 40 * BLOCK_BYTES
 
 
 def test_without_a_master_for_good_the_run_goes_on_and_stops(
-    make_pool, open_store, blocks, got, until, master_of, monkeypatch
+    make_pool, open_store, blocks, got, master_of, monkeypatch
 ):
     monkeypatch.setattr(seer_mooncake.master, "RESTARTS", 0)
-    pool = make_pool(("a",), timeout_s=0.5)
+    pool = make_pool(("a",))
     store = open_store(pool, "a")
     keys, data = blocks(5)
-
-    def written():  # a busy machine may take longer than timeout_s
-        store.put(keys, data)
-        return store.find(keys) == 5
-
-    until(written)
+    store.put(keys, data)
+    assert store.find(keys) == 5
+    be_impatient(store)
     master = master_of(pool)
     master.kill()
     master.wait(60)
-    until(lambda: store.find(keys) == 0)
+    eventually(lambda: store.find(keys) == 0)
     assert len(got(store, keys)) == 0
     assert store.lacks(keys) == []  # nothing is worth reading from the device
     store.put(keys, data)
@@ -79,13 +86,15 @@ def test_without_a_master_for_good_the_run_goes_on_and_stops(
     assert pool.stats().put_bytes >= 5 * BLOCK_BYTES
 
 
-def test_a_master_that_hangs_is_a_miss_and_comes_back(make_pool, open_store, blocks, got, until, master_of):
-    pool = make_pool(("a",), timeout_s=0.3)
+def test_a_master_that_hangs_is_a_miss_and_comes_back(make_pool, open_store, blocks, got, master_of):
+    pool = make_pool(("a",))
     store = open_store(pool, "a")
     keys, data = blocks(5)
     store.put(keys, data)
+    assert store.find(keys) == 5
+    be_impatient(store)
     master_of(pool).suspend()
-    until(lambda: store.find(keys) == 0)
+    eventually(lambda: store.find(keys) == 0)
     assert len(got(store, keys)) == 0
     master_of(pool).resume()
 
@@ -93,16 +102,16 @@ def test_a_master_that_hangs_is_a_miss_and_comes_back(make_pool, open_store, blo
         store.put(keys, data)
         return store.find(keys) == 5
 
-    until(works_again)
+    eventually(works_again)
+    be_impatient(store, limit_s=PATIENCE_S)
     assert np.array_equal(got(store, keys), data)
 
 
 @pytest.fixture
 def closed_port():
     """An address at which no server listens."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port = one.getsockname()[1]
-    return f"127.0.0.1:{port}"
+    with reserved_port() as port:
+        yield f"127.0.0.1:{port}"
 
 
 def test_a_master_that_was_never_there_ends_the_run_at_its_start(closed_port):
@@ -127,7 +136,7 @@ def test_a_master_of_ours_that_does_not_start_is_named(monkeypatch):
 
 
 def test_a_store_made_while_there_is_no_master_works_once_there_is_one(
-    make_pool, open_store, blocks, until, master_of
+    make_pool, open_store, blocks, master_of
 ):
     pool = make_pool(("a", "b"), timeout_s=0.5)
     master = master_of(pool)
@@ -140,11 +149,11 @@ def test_a_store_made_while_there_is_no_master_works_once_there_is_one(
         a.put(keys, data)
         return a.find(keys) == 3
 
-    until(works)
+    eventually(works)
 
 
 def test_a_killed_owner_s_blocks_are_misses_and_it_can_come_back(
-    make_pool, open_store, run_store, blocks, got, until
+    make_pool, open_store, run_store, blocks, got
 ):
     pool = make_pool()
     script = say_ready(
@@ -158,19 +167,22 @@ def test_a_killed_owner_s_blocks_are_misses_and_it_can_come_back(
     owner.kill()
     owner.wait()
     assert len(got(a, keys)) == 0
-    until(lambda: a.lacks(keys) == list(range(20)))
+    eventually(lambda: a.lacks(keys) == list(range(20)))
     again = run_store(pool, "b", script)
     assert again.stdout.readline() == "ready\n"
     found = got(a, keys)
     assert [row[0] for row in found] == list(range(20))
 
 
-def test_an_owner_that_hangs_delays_no_other(make_pool, open_store, run_store, blocks, got, until):
-    pool = make_pool(timeout_s=0.5)
+def test_an_owner_that_hangs_delays_no_other(make_pool, open_store, run_store, blocks, got):
+    pool = make_pool()
     owner = run_store(pool, "b", say_ready("store.put([key(1)], block(1))"))
     assert owner.stdout.readline() == "ready\n"
     a = open_store(pool, "a")
+    assert len(got(a, [(1).to_bytes(32, "little")])) == 1
     owner.send_signal(signal.SIGSTOP)
+    eventually(lambda: stopped(owner.pid))
+    be_impatient(a)
     assert len(got(a, [(1).to_bytes(32, "little")])) == 0
     assert a.find([(1).to_bytes(32, "little")]) == 0  # away: the call is still out
     owner.send_signal(signal.SIGCONT)
@@ -180,11 +192,11 @@ def test_an_owner_that_hangs_delays_no_other(make_pool, open_store, run_store, b
         a.put(keys, data)
         return a.find(keys) == 3
 
-    until(works)
+    eventually(works)
 
 
 def test_a_store_killed_while_it_saves_or_loads_leaves_whole_blocks_and_misses(
-    make_pool, open_store, run_store, got, until
+    make_pool, open_store, run_store, got
 ):
     pool = make_pool(("a", "b", "c"))
     saver = run_store(
@@ -220,13 +232,13 @@ while True:
                 seen += 1
         return seen
 
-    until(lambda: read() > 1000)
+    eventually(lambda: read() > 1000)
     for process in (loader, saver):
         process.kill()
         read()
         process.wait()
         read()
-    until(lambda: read() == 0)  # the saver's memory has gone with it
+    eventually(lambda: read() == 0)  # the saver's memory has gone with it
 
 
 def test_a_killed_runtime_leaves_no_master_and_no_file(tmp_path):
@@ -263,7 +275,7 @@ def disk_pool(make_pool, directory, **settings):
     return make_pool(("a",), directory, **(sizes | settings))
 
 
-def put_slowly(store, keys, data, until):
+def put_slowly(store, keys, data):
     """Put blocks as memory gets free, which offloading makes it."""
     for begin in range(0, len(keys), 16):
 
@@ -272,15 +284,15 @@ def put_slowly(store, keys, data, until):
             store.put([keys[i] for i in lacking], data[lacking])
             return not lacking
 
-        until(put)
+        eventually(put)
 
 
-def test_what_memory_evicts_is_read_from_disk(make_pool, open_store, tmp_path, blocks, got, until):
+def test_what_memory_evicts_is_read_from_disk(make_pool, open_store, tmp_path, blocks, got):
     pool = disk_pool(make_pool, tmp_path)
     store = open_store(pool, "a", DISK_BLOCK)
     keys, data = blocks(480, DISK_BLOCK)  # 30 MiB through 16 MiB
-    put_slowly(store, keys, data, until)
-    until(lambda: pool.stats().disk_used_bytes > 20 << 20)
+    put_slowly(store, keys, data)
+    eventually(lambda: pool.stats().disk_used_bytes > 20 << 20)
     found = [np.array_equal(got(store, [key], DISK_BLOCK), data[i : i + 1]) for i, key in enumerate(keys)]
     assert sum(found) > 400
     assert pool.stats().torn_blocks + sum(found) >= 480 - pool.stats().evicted_blocks
@@ -289,12 +301,12 @@ def test_what_memory_evicts_is_read_from_disk(make_pool, open_store, tmp_path, b
 
 
 def test_a_full_disk_tier_forgets_the_oldest_and_stays_within_its_size(
-    make_pool, open_store, tmp_path, blocks, got, until
+    make_pool, open_store, tmp_path, blocks, got
 ):
     pool = disk_pool(make_pool, tmp_path, disk_bytes=16 << 20)
     store = open_store(pool, "a", DISK_BLOCK)
     keys, data = blocks(640, DISK_BLOCK)
-    put_slowly(store, keys, data, until)
+    put_slowly(store, keys, data)
     used = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert used <= 17 << 20
     for i, key in enumerate(keys):
@@ -302,7 +314,7 @@ def test_a_full_disk_tier_forgets_the_oldest_and_stays_within_its_size(
             assert np.array_equal(row, data[i])
 
 
-def test_a_disk_that_vanishes_or_takes_nothing_more_costs_misses_only(make_pool, run_store, tmp_path, until):
+def test_a_disk_that_vanishes_or_takes_nothing_more_costs_misses_only(make_pool, run_store, tmp_path):
     pool = disk_pool(make_pool, tmp_path)
     script = """
 import pathlib, shutil
@@ -329,7 +341,7 @@ print(work(0, 160), flush=True)
         DISK_BLOCK,
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))",
     )
-    lines, _ = process.communicate(timeout=120)
+    lines, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     for line in lines.splitlines():
         good, bad = eval(line)

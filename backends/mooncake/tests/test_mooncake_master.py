@@ -9,6 +9,8 @@ import structlog
 from seer_mooncake import master as master_module
 from seer_mooncake.master import Master
 
+from tests.support.eventually import eventually
+
 pytestmark = pytest.mark.no_mooncake
 
 STANDIN = f"""#!{sys.executable}
@@ -55,13 +57,13 @@ def test_it_answers_and_stopping_it_leaves_no_process_and_no_directory(master, t
     master.stop()
 
 
-def test_it_is_started_again_when_it_dies_and_given_up_in_the_end(master, until, monkeypatch):
+def test_it_is_started_again_when_it_dies_and_given_up_in_the_end(master, monkeypatch):
     with structlog.testing.capture_logs() as logs:
         for _ in range(master_module.RESTARTS + 1):
-            until(lambda: master.stats() != {})
+            eventually(lambda: master.stats() != {})
             master._process.kill()
-            until(lambda: master.stats() == {} or len(logs) > 0)
-        until(lambda: logs[-1]["event"] == "kv_pool_master_not_kept")
+            eventually(lambda: master.stats() == {} or len(logs) > 0)
+        eventually(lambda: logs[-1]["event"] == "kv_pool_master_not_kept")
     events = [each["event"] for each in logs]
     assert events.count("kv_pool_master_restarted") == master_module.RESTARTS
     assert {each["reason"] for each in logs if each["event"] == "kv_pool_master_ended"} == {

@@ -10,6 +10,7 @@ from seer_mooncake.values import HEADER_BYTES, SECRET_BYTES, pack
 from seer_core.errors import EngineError
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.kv import KEY_BYTES, KVPool, StoreContext
+from tests.support.eventually import eventually
 
 BLOCK_BYTES = 4096
 
@@ -160,7 +161,7 @@ def test_clearing_forgets_everything_and_removes_it(pool, a, b, raw, blocks, got
     assert np.array_equal(got(b, keys), again)
 
 
-def test_what_is_dropped_stays_until_its_room_is_wanted(make_pool, open_store, blocks, got, until):
+def test_what_is_dropped_stays_until_its_room_is_wanted(make_pool, open_store, blocks, got):
     pool = make_pool(("a",), capacity_bytes=16 << 20)
     store = open_store(pool, "a", 65536)
     keys, data = blocks(100, 65536)
@@ -174,7 +175,7 @@ def test_what_is_dropped_stays_until_its_room_is_wanted(make_pool, open_store, b
         store.drop(keys)
         return pool.stats().released_blocks == 100
 
-    until(gone)
+    eventually(gone)
     assert store.find(keys) == 0
     assert np.array_equal(got(store, kept, 65536), kept_data)
 
@@ -197,7 +198,7 @@ def test_a_burst_beyond_the_memory_never_waits_long_and_keeps_what_it_says(
     assert pool.stats().torn_blocks == 0
 
 
-def test_a_full_store_takes_new_blocks_again_and_counts_what_it_evicted(make_pool, open_store, blocks, until):
+def test_a_full_store_takes_new_blocks_again_and_counts_what_it_evicted(make_pool, open_store, blocks):
     pool = make_pool(("a",), capacity_bytes=16 << 20)
     store = open_store(pool, "a", 65536)
     for _ in range(8):
@@ -208,9 +209,9 @@ def test_a_full_store_takes_new_blocks_again_and_counts_what_it_evicted(make_poo
         store.put(keys, data)
         return store.find(keys) == 16
 
-    until(taken)
-    until(lambda: pool.stats().evicted_blocks > 100)
-    until(lambda: 0 < pool.stats().used_bytes <= 16 << 20)
+    eventually(taken)
+    eventually(lambda: pool.stats().evicted_blocks > 100)
+    eventually(lambda: 0 < pool.stats().used_bytes <= 16 << 20)
 
 
 def test_two_runs_share_a_master_and_see_nothing_of_each_other(make_pool, open_store, pool, a, blocks, got):

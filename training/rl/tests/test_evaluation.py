@@ -2,6 +2,8 @@
 
 from training_runs import WAIT_FOR, RecordingListener, reproducible, run
 
+from tests.support.eventually import PATIENCE_S
+
 
 def test_held_out_prompts_have_the_same_seeds_each_time_and_are_not_trained_on(config, tmp_path):
     path = config()
@@ -26,7 +28,7 @@ def test_rewards_of_an_evaluation_are_computed_while_the_next_rollout_goes_on(co
         "train.evaluation.prompts=toy_task.py:prompts",
         "train.evaluation.groups=4",
         "train.rewards.workers=4",
-        "train.rewards.timeout_s=30",
+        f"train.rewards.timeout_s={PATIENCE_S}",
     )
     listener = RecordingListener((0, "rewards"), (tmp_path / "rolling").touch)
     # The rewards come when the next rollout is over; they time out if the loop waits for them before it.

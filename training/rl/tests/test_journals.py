@@ -5,9 +5,10 @@ import sys
 
 import pytest
 from seer_rl.journals import RolloutJournals
-from training_runs import RecordingListener, make_model, read_metrics, reproducible, run, wait_until
+from training_runs import RecordingListener, make_model, read_metrics, reproducible, run
 
 from seer_core.errors import InputError
+from tests.support.eventually import eventually
 
 CONFIG = """
 [train]
@@ -81,7 +82,7 @@ def test_training_that_was_killed_in_a_rollout_goes_on_in_it(config, tmp_path):
         killed = subprocess.Popen([*command, *slow], stderr=stderr)
     try:
         journal = out / "journal/000000/000001.journal"
-        wait_until(lambda: killed.poll() is not None or (journal.exists() and journal.stat().st_size > 1500))
+        eventually(lambda: killed.poll() is not None or (journal.exists() and journal.stat().st_size > 1500))
         assert killed.poll() is None, (tmp_path / "stderr").read_text()
     finally:
         killed.kill()

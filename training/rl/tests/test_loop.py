@@ -18,6 +18,8 @@ from training_runs import (
     seer_train,
 )
 
+from tests.support.eventually import PATIENCE_S
+
 
 def test_training_writes_metrics_and_checkpoints_that_are_whole_models(config, tmp_path):
     from transformers import AutoModelForCausalLM
@@ -83,7 +85,7 @@ def test_what_a_trainer_computes_before_the_last_rewards_changes_nothing(config,
     monkeypatch.setattr(TorchTrainer, "precompute_reference", precompute_then_let_rewards_come)
     monkeypatch.setattr(TorchTrainer, "_compute_reference", count)
     path = config(fail + WAIT_FOR.format(held_out=0, file="precomputed").strip())
-    overrides = ("train.loss.kl=0.1", "train.rewards.timeout_s=30")
+    overrides = ("train.loss.kl=0.1", f"train.rewards.timeout_s={PATIENCE_S}")
     lines = run(path, tmp_path / "out", *overrides)
     assert [line["failed_rewards"] for line in lines] == [4 if fail else 0] * 3
     # Twelve responses in an iteration; with failures those left are laid out anew.

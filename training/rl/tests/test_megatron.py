@@ -7,7 +7,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 
 import pytest
@@ -21,6 +20,8 @@ from seer_rl.trainer import Sample
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
 
 from seer_core.errors import ConfigError
+from tests.support.eventually import eventually
+from tests.support.processes import alive
 
 pytest.importorskip("megatron", reason="Megatron-core is not installed: `make setup` installs it")
 
@@ -219,19 +220,8 @@ with MegatronTrainer(table, pathlib.Path({str(other_model)!r}), 0) as trainer:
         pids = [int(text) for text in parent.stdout.readline().split()]
         assert all(map(alive, pids))
         parent.kill()
-    end = time.monotonic() + 60
-    while any(map(alive, pids)):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    eventually(lambda: not any(map(alive, pids)))
     assert len(pids) == 2
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_weights_that_are_not_there_are_an_error_before_training(other_model, tmp_path):

@@ -9,9 +9,10 @@ import sys
 
 import pytest
 from seer_rl.errors import TrainError
-from training_runs import RecordingListener, fail, read_metrics, reproducible, run, seer_train, wait_until
+from training_runs import RecordingListener, fail, read_metrics, reproducible, run, seer_train
 
 from seer_core.errors import ConfigError
+from tests.support.eventually import eventually
 
 
 @pytest.mark.parametrize("phase", ["rollout", "rewards", "training", "weights", "checkpoint"])
@@ -40,7 +41,7 @@ def test_training_that_was_killed_goes_on_with_the_same_losses(config, tmp_path,
     with (tmp_path / "stderr").open("w") as stderr:
         killed = subprocess.Popen([*command, "--set", "train.iterations=500"], stderr=stderr)
     try:
-        wait_until(lambda: killed.poll() is not None or (out / "checkpoints" / "000001").exists())
+        eventually(lambda: killed.poll() is not None or (out / "checkpoints" / "000001").exists())
         assert killed.poll() is None, (tmp_path / "stderr").read_text()
     finally:
         killed.kill()

@@ -5,15 +5,17 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 import structlog
 from seer_rl import Response, RewardError, rewards
 from seer_rl.rewards import RewardPool
+from training_runs import limit_only
 
 from seer_core.errors import ConfigError
 from seer_core.model import TurnRecord
+from tests.support.eventually import eventually
+from tests.support.processes import alive
 
 
 @pytest.fixture
@@ -36,14 +38,6 @@ def response(**metadata):
     return Response(metadata, "text", [5, 6], "stop")
 
 
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(") ", 1)[1][0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_a_reward_gets_the_whole_response(pool):
     facts = "response.metadata['a'], sum(response.token_ids), len(response.text), len(response.finish_reason)"
     assert pool(f"return sum([{facts}])").submit(response(a=0.25)).result() == 0.25 + 11 + 4 + 4
@@ -62,7 +56,7 @@ def test_what_a_reward_prints_is_no_answer(pool):
 
 def test_what_a_reward_starts_reads_no_requests(pool):
     body = "subprocess.run(['cat'], check=True); return response.metadata['value']"
-    started = pool(body, top="import subprocess", timeout_s=5.0)
+    started = pool(body, top="import subprocess")
     futures = [started.submit(response(value=number)) for number in range(2)]
     assert [future.result() for future in futures] == [0.0, 1.0]
 
@@ -79,7 +73,8 @@ def test_what_a_reward_starts_reads_no_requests(pool):
         ("os.kill(os.getpid(), 9)", "died twice, with exit status -9"),
     ],
 )
-def test_a_reward_that_fails_fails_its_response_and_no_other(pool, body, reason):
+def test_a_reward_that_fails_fails_its_response_and_no_other(pool, monkeypatch, body, reason):
+    limit_only(monkeypatch, lambda each: each.metadata["bad"] and "sleep" in body)
     started = pool(
         f"if response.metadata['bad']:\n    {body}\nreturn response.metadata['value']", timeout_s=0.5
     )
@@ -115,17 +110,28 @@ def test_a_replacement_that_does_not_come_up_costs_one_response_each_time(pool, 
     assert started.submit(response(bad=False)).result() == 1.0
 
 
-def test_what_a_hanging_reward_has_started_ends_with_it(pool, tmp_path):
+def test_what_a_hanging_reward_has_started_ends_with_it(pool, tmp_path, monkeypatch):
+    ask = rewards._Worker._answer
+
+    def once_it_hangs(worker, limit_s):
+        """Let the limit of the response begin when it has started its child."""
+        if limit_s == 0.1:
+            eventually((tmp_path / "child").exists)
+        return ask(worker, limit_s)
+
+    monkeypatch.setattr(rewards._Worker, "_answer", once_it_hangs)
     body = """
         import pathlib, subprocess
         child = subprocess.Popen(["sleep", "60"])
-        pathlib.Path(__file__).with_name("child").write_text(str(child.pid))
+        new = pathlib.Path(__file__).with_name("new")
+        new.write_text(str(child.pid))
+        new.rename(new.with_name("child"))
         child.wait()
     """
     with pytest.raises(RewardError, match="longer than"):
-        pool(textwrap.dedent(body), timeout_s=1.0).submit(response()).result()
+        pool(textwrap.dedent(body), timeout_s=0.1).submit(response()).result()
     pid = int((tmp_path / "child").read_text())
-    wait_until(lambda: not alive(pid))
+    eventually(lambda: not alive(pid))
 
 
 @pytest.mark.parametrize("hang", ["time.sleep(60)", "re.match('(a+)+$', 'a' * 64 + 'b')"])
@@ -150,11 +156,11 @@ def test_a_reward_and_what_it_has_started_end_with_a_trainer_that_was_killed(tmp
     killed = subprocess.Popen([sys.executable, "-c", textwrap.dedent(trainer)])
     pids = []
     try:
-        wait_until((tmp_path / "pids").exists)
+        eventually((tmp_path / "pids").exists)
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         assert all(alive(pid) for pid in pids)
         killed.kill()
-        wait_until(lambda: not any(alive(pid) for pid in pids))
+        eventually(lambda: not any(alive(pid) for pid in pids))
     finally:
         killed.kill()
         killed.wait()
@@ -163,9 +169,16 @@ def test_a_reward_and_what_it_has_started_end_with_a_trainer_that_was_killed(tmp
 
 
 def test_several_processes_compute_at_a_time(pool):
-    started = pool("time.sleep(0.2); return os.getpid()", workers=3)
-    assert len({started.submit(response()).result() for _ in range(1)}) == 1
-    futures = [started.submit(response()) for _ in range(6)]
+    body = """
+        here = pathlib.Path(__file__).parent
+        (here / f"{os.getpid()}.at-work").touch()
+        while len(list(here.glob("*.at-work"))) < response.metadata["wanted"]:
+            time.sleep(0.01)
+        return os.getpid()
+    """
+    started = pool(textwrap.dedent(body), workers=3, top="import pathlib")
+    assert len({started.submit(response(wanted=1)).result() for _ in range(1)}) == 1
+    futures = [started.submit(response(wanted=3)) for _ in range(6)]
     assert len({future.result() for future in futures}) == 3
 
 
@@ -174,7 +187,7 @@ def test_closing_ends_what_hangs_and_leaves_no_process(pool):
     hanging, waiting = started.submit(response()), started.submit(response())
     [worker] = started._workers
     pid = worker._process.pid
-    wait_until(hanging.running)
+    eventually(hanging.running)
     started.close()
     assert waiting.cancelled()
     with pytest.raises(RewardError, match="was ended, with exit status -9"):
@@ -207,15 +220,9 @@ def test_metadata_that_is_no_json_fails_its_response(pool):
         pool("return 1").submit(response(what=object())).result()
 
 
-def wait_until(condition):
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        os.sched_yield()
-
-
 def test_a_reward_that_always_hangs_is_not_asked_for_ever(pool, monkeypatch):
     monkeypatch.setattr(rewards, "MOST_LATE", 3)
+    limit_only(monkeypatch, lambda each: each.metadata["hang"])
     started = pool("time.sleep(60 * response.metadata['hang'])", timeout_s=0.3)
     hangs = [1, 1, 0, 1, 1, 1, 1, 0]
     reasons = [str(started.submit(response(hang=each)).exception()) for each in hangs]

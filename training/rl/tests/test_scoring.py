@@ -2,10 +2,11 @@
 
 import structlog
 from seer_sim.engine import SimEngine
-from training_runs import BASELINE, reproducible, run, seer_train
+from training_runs import BASELINE, limit_only, reproducible, run, seer_train
 
 
-def test_a_reward_that_raises_or_hangs_costs_its_response_and_nothing_else(config, tmp_path):
+def test_a_reward_that_raises_or_hangs_costs_its_response_and_nothing_else(config, tmp_path, monkeypatch):
+    limit_only(monkeypatch, lambda each: each.metadata["index"] == 2 and each.token_ids[0] % 3 == 0)
     reward = """
     if response.metadata["index"] == 1 and response.token_ids[0] % 2:
         raise ValueError("no")
