@@ -2,7 +2,7 @@
 
 import json
 import signal
-import time
+from functools import partial
 from multiprocessing import active_children
 
 import pytest
@@ -14,6 +14,8 @@ from seer_lab.paper.show import Outcome, outcomes_of, summary_of
 from seer_lab.policies import POLICIES
 from seer_lab.simulate import simulate
 from seer_lab.workloads import WORKLOADS, scaled
+
+from tests.support.eventually import eventually
 
 COUNTS = {
     "end-to-end": 12,
@@ -59,6 +61,10 @@ def test_the_json_holds_every_row_with_the_paper_s_value_and_the_error(tmp_path)
     assert {each.stem for each in plots.iterdir()} == {*TABLES, "moonlight", "qwen2-vl-72b", "kimi-k2"}
 
 
+def has_ended(worker):
+    return worker.exitcode is not None
+
+
 def test_an_interrupt_waits_for_no_simulation_under_way():
     workers = []
 
@@ -71,9 +77,7 @@ def test_an_interrupt_waits_for_no_simulation_under_way():
         run_arms(arms, range(8), 1 / 32, report=interrupt)
     for worker in workers:
         worker.join()
-        deadline_s = time.monotonic() + 60
-        while worker.exitcode is None and time.monotonic() < deadline_s:  # another thread has waited for it
-            time.sleep(0.01)
+        eventually(partial(has_ended, worker))  # another thread has waited for it
     assert [worker.exitcode for worker in workers] == [-signal.SIGTERM]
 
 

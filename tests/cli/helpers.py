@@ -2,13 +2,15 @@
 
 import json
 
+from tests.support.eventually import PATIENCE_S
+
 SMALL = "[rollout]\nn = 2\nmax_tokens = 8\n"
 
 
 TECHNIQUES = ["divided_rollout", "context_sched"]
 
 
-BOUND_S = 60
+BOUND_S = PATIENCE_S
 """How long to wait for a process before calling it stuck; never reached when all is well."""
 
 

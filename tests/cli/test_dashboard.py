@@ -4,7 +4,6 @@ import http.client
 import json
 import re
 import threading
-import time
 
 import pytest
 from seer_cli.report.dashboard import TOKEN_HEADER, Dashboard
@@ -21,6 +20,7 @@ from seer_core.model.events import (
     InstanceStarted,
 )
 from tests.cli.helpers import BOUND_S, lines_of
+from tests.support.eventually import eventually
 
 
 def show_rollout(observer, now, name, open_requests=0):
@@ -87,8 +87,7 @@ def test_a_late_viewer_sees_everything_so_far(dashboard, capsys):
     observer.observe(5.0, started(), [])
     show_rollout(observer, 10.0, "a", open_requests=1)
     late = Viewer(dashboard.address)
-    while not (runs := late.runs()):
-        time.sleep(0.05)
+    runs = eventually(late.runs)
     assert [each["name"] for each in runs] == ["mine"]
     assert (runs[0]["whole"], runs[0]["figures"]["requests"], runs[0]["figures"]["tokens"]) == (False, 1, 7)
     assert runs[0]["lanes"][0]["running"][-1] > 0
@@ -218,10 +217,7 @@ def test_a_run_is_paused_drained_and_given_up_from_its_page(start_seer, tricklin
             assert process.poll() is None
         viewer = Viewer(found[1])
         threading.Thread(target=lambda: errors.extend(process.stderr), daemon=True).start()
-        deadline = time.monotonic() + BOUND_S
-        while not (runs := viewer.runs()) or runs[0]["figures"]["requests"] < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually(lambda: (runs := viewer.runs()) and runs[0]["figures"]["requests"] >= 3)
         assert viewer.command(do="drain", what="trickle-9")[0] == 400
         assert viewer.command(do="limit", what="trickle-0")[0] == 400
         assert viewer.command(do="limit", what="trickle-0", max_running=1, by="Ada") == (

@@ -9,6 +9,7 @@ import pytest
 
 from seer_core.scheduling.scheduler import Policies, Scheduler
 from seer_core.scheduling.trace import replay
+from tests.support.eventually import eventually
 
 from .helpers import BOUND_S, lines_of
 
@@ -86,8 +87,10 @@ def test_a_run_under_nohup_outlives_its_terminal(start_seer, trickling, tmp_path
     finally:
         signal.signal(signal.SIGHUP, before)
     completions = tmp_path / "out" / "completions.jsonl"
-    while not completions.exists() or len(lines_of(completions)) < 3:
-        assert process.poll() is None
+    eventually(
+        lambda: process.poll() is not None or (completions.exists() and len(lines_of(completions)) == 3)
+    )
+    assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=BOUND_S)
     assert process.returncode == 143, errors

@@ -5,9 +5,11 @@ import os
 import random
 import shutil
 import signal
-import time
+from functools import partial
 
 import pytest
+
+from tests.support.eventually import eventually
 
 from .helpers import BOUND_S, lines_of
 
@@ -41,13 +43,16 @@ def killed(run, start_seer, tmp_path):
     def kill(number=signal.SIGKILL, after=3, *more):
         process = start_seer(*run("out", *more))
         completions = tmp_path / "out" / "completions.jsonl"
-        while not completions.exists() or completions.read_bytes().count(b"\n") < after:
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.005)
+        eventually(lambda: lines_in(completions) >= after or process.poll() is not None)
+        assert process.poll() is None, process.stderr.read()
         process.send_signal(number)
         return process.communicate(timeout=BOUND_S)[1]
 
     return kill
+
+
+def lines_in(path):
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def tokens_of(directory):
@@ -107,8 +112,7 @@ def test_a_run_that_dies_again_and_again_loses_nothing(run, start_seer, expected
         journal = out / "journal"
         wanted = draw.randrange(5, 30) * 1000
         before = _size(journal)
-        while process.poll() is None and _size(journal) < before + wanted:
-            time.sleep(0.005)
+        eventually(partial(_has_grown_or_ended, journal, before + wanted, process))
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             deaths += 1
@@ -118,6 +122,10 @@ def test_a_run_that_dies_again_and_again_loses_nothing(run, start_seer, expected
         assert process.returncode == -signal.SIGKILL, errors
     assert deaths > 1
     assert tokens_of(out) == expected
+
+
+def _has_grown_or_ended(journal, size, process):
+    return _size(journal) >= size or process.poll() is not None
 
 
 def _size(directory):
@@ -214,9 +222,8 @@ def test_hidden_files_of_a_run_that_was_killed_early_are_removed(run, seer, tmp_
 def test_a_run_whose_directory_is_deleted_ends_at_the_next_response(run, start_seer, tmp_path):
     process = start_seer(*run("out", token_s=0.02))
     completions = tmp_path / "out" / "completions.jsonl"
-    while not completions.exists() or not completions.read_bytes():
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.005)
+    eventually(lambda: lines_in(completions) or process.poll() is not None)
+    assert process.poll() is None, process.stderr.read()
     shutil.rmtree(tmp_path / "out")
     errors = process.communicate(timeout=BOUND_S)[1]
     assert process.returncode == 2, errors

@@ -8,6 +8,8 @@ import time
 import pytest
 
 from seer_core.line_files import claim
+from tests.support.eventually import eventually
+from tests.support.processes import stopped
 
 from .helpers import BOUND_S
 
@@ -22,17 +24,20 @@ def directory(tmp_path):
     return tmp_path / "out"
 
 
+def says(process, result, words):
+    """Return a command's result, if it shows these words of a run that is at work."""
+    assert process.poll() is None, result.output
+    return result if words in result.output else None
+
+
 def test_a_run_that_is_alive_says_what_it_does(start_seer, seer, trickling, tmp_path):
     process = start_seer(*trickling())
     out = tmp_path / "out"
-    deadline = time.monotonic() + BOUND_S
-    while "rolling out" not in (result := seer("status", out)).output:
-        assert process.poll() is None
-        assert time.monotonic() < deadline, result.output
+    result = eventually(lambda: says(process, seer("status", out), "rolling out"))
     assert result.exit_code == 0
     assert f"process {process.pid}, last sign of life " in result.output
-    while "3 of 6 responses" not in seer("status", out).output:
-        assert time.monotonic() < deadline
+    # Three responses end, and the other three never do.
+    eventually(lambda: says(process, seer("status", out), "3 of 6 responses"))
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=BOUND_S)
     result = seer("status", out)
@@ -44,10 +49,9 @@ def test_the_status_says_how_many_requests_wait_for_what(start_seer, seer, trick
     prompts = write_prompts({"prompt_token_ids": [5], "n": 12})
     out = tmp_path / "out"
     process = start_seer("run", trickle(), "--prompts", prompts, "--out", out)
-    deadline = time.monotonic() + BOUND_S
-    while "1 of 12 responses; waiting: 3 for a slot; process" not in (result := seer("status", out)).output:
-        assert process.poll() is None
-        assert time.monotonic() < deadline, result.output
+    # One response ends, and the eight that then run never do.
+    words = "1 of 12 responses; waiting: 3 for a slot; process"
+    eventually(lambda: says(process, seer("status", out), words))
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=BOUND_S)
 
@@ -78,16 +82,14 @@ def test_a_run_that_hangs_is_not_taken_for_one_that_is_at_work(seer, directory):
 def test_a_run_that_stands_still_gives_no_sign_of_life(start_seer, seer, trickling, tmp_path):
     process = start_seer(*trickling())
     status = tmp_path / "out" / "status.json"
-    deadline = time.monotonic() + BOUND_S
-    while not status.exists() or b"rolling out" not in status.read_bytes():
-        assert time.monotonic() < deadline
+    eventually(lambda: status.exists() and b"rolling out" in status.read_bytes())
     process.send_signal(signal.SIGSTOP)
+    eventually(lambda: stopped(process.pid))
     before = status.read_bytes()
-    time.sleep(2.5)
+    time.sleep(2.5)  # more than twice the time between two signs of life
     assert status.read_bytes() == before
     process.send_signal(signal.SIGCONT)
-    while status.read_bytes() == before:
-        assert time.monotonic() < deadline
+    eventually(lambda: status.read_bytes() != before)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=BOUND_S)
 

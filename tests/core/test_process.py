@@ -6,12 +6,13 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from seer_core.process import ChildProcess, log_tail
+from tests.support.eventually import eventually
+from tests.support.processes import alive
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 WITH_CHILD = """
@@ -20,21 +21,6 @@ child = subprocess.Popen(["sleep", "600"])
 print(child.pid, flush=True)
 child.wait()
 """
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_until(holds):
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -89,7 +75,7 @@ def test_what_a_child_has_started_ends_with_it(start):
     assert child.wait(60) == -signal.SIGKILL
     assert alive(grandchild)
     child.end()
-    wait_until(lambda: not alive(grandchild))
+    eventually(lambda: not alive(grandchild))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of other systems sends no signal")
@@ -120,7 +106,7 @@ time.sleep(600)
         try:
             assert all(map(alive, pids))
             parent.kill()
-            wait_until(lambda: not any(map(alive, pids)))
+            eventually(lambda: not any(map(alive, pids)))
         finally:
             os.killpg(parent.pid, signal.SIGKILL)
 

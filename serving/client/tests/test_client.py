@@ -4,7 +4,6 @@ import asyncio
 import pickle
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 
@@ -14,22 +13,15 @@ from seer_client import AsyncClient, Client, ClientError, Completion
 
 from seer_core.errors import EngineError
 from seer_core.runtime.runtime import Runtime
+from tests.support.eventually import PATIENCE_S, eventually
+from tests.support.ports import reserved_port
 
-PATIENCE_S = 60
 RECORDS = [
     {"prompt": "how far", "n": 3, "group_id": "a", "metadata": {"row": 1}},
     {"prompt_token_ids": [5, 6], "n": 2, "group_id": "b", "seed": 11, "temperature": 0.7},
 ]
 
 RECORD = {"group_id": "g", "prompt_token_ids": [5], "n": 2, "max_tokens": 4}
-
-
-def until(condition):
-    """Wait for what the server's thread does, and fail if it does not."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
 
 
 def in_its_thread(served, call):
@@ -81,7 +73,7 @@ def test_rows_of_reserved_groups_are_the_library_s(serve, connect, expected):
                 for each in expected
             ]
             found = [row.result(PATIENCE_S) for row in rows]
-        until(lambda: client.state().reserved == 0)
+        eventually(lambda: client.state().reserved == 0)
     assert tokens(found) == tokens(expected)
 
 
@@ -114,14 +106,14 @@ def test_groups_wait_for_the_others_prompts_and_not_for_ever(serve_by_hand, play
             client.state()
             assert engine.jobs == {}
             rows.append(pool.submit(client.rollout_row, "c", 0, prompt_token_ids=[5]))
-            until(lambda: len(engine.jobs) == 3)
+            eventually(lambda: len(engine.jobs) == 3)
             for _ in range(3):
                 in_its_thread(served, engine.finish)
             assert [row.result(PATIENCE_S).group_id for row in rows] == list("abc")
-        until(lambda: client.state().reserved == 0)
+        eventually(lambda: client.state().reserved == 0)
         with client.reserve(reserved, prompt_wait_s=0.01):
             row = pool.submit(client.rollout_row, "a", 0, prompt_token_ids=[5])
-            until(lambda: len(engine.jobs) == 1)
+            eventually(lambda: len(engine.jobs) == 1)
             in_its_thread(served, engine.finish)
             assert row.result(PATIENCE_S).finish_reason == "stop"
 
@@ -176,7 +168,7 @@ def test_completions_have_the_most_probable_tokens_where_a_record_asks_for_them(
     records = [{**RECORD, "n": 1, "top_logprobs": 2}, {**RECORD, "n": 1, "group_id": "h"}]
     with serve_by_hand(engine) as served, ThreadPoolExecutor(1) as pool:
         answers = pool.submit(lambda: list(connect(served).rollout(records)))
-        until(lambda: len(engine.jobs) == 2)
+        eventually(lambda: len(engine.jobs) == 2)
         for _ in range(2):
             in_its_thread(served, lambda: engine.finish(tokens=2))
         found = {each.group_id: each.top_logprobs for each in answers.result(PATIENCE_S)}
@@ -201,11 +193,11 @@ def test_rows_are_requested_once_and_alike(serve_by_hand, playing, connect):
             refused(400, "vocabulary", prompt_token_ids=[10**6])
             refused(409, "max_tokens of row 1", prompt_token_ids=[5], max_tokens=5)
             pool.submit(client.rollout_row, "a", 0, prompt_token_ids=[5])
-            until(lambda: len(engine.jobs) == 3)
+            eventually(lambda: len(engine.jobs) == 3)
             refused(409, "requested already", index=0)
             refused(409, "prompt_token_ids of row 1", prompt_token_ids=[6])
             refused(409, "temperature of row 1", temperature=0.5)
-        until(lambda: not engine.jobs)
+        eventually(lambda: not engine.jobs)
 
 
 def test_a_token_is_asked_for(serve, connect):
@@ -229,15 +221,15 @@ def test_a_client_that_goes_frees_all_it_asked_for(serve_by_hand, playing, conne
             batch = client.rollout([{"prompt_token_ids": [5], "n": 3, "max_tokens": 4}])
             waiting = threading.Thread(target=lambda: next(batch, None))
             waiting.start()
-            until(lambda: len(engine.jobs) == 3)
+            eventually(lambda: len(engine.jobs) == 3)
             in_its_thread(served, engine.finish)
             waiting.join(PATIENCE_S)
             assert other.state().unfinished == 2
             batch.close()
-            until(lambda: not engine.jobs and other.state().unfinished == 0)
+            eventually(lambda: not engine.jobs and other.state().unfinished == 0)
             with client.reserve([{"group_id": "a", "n": 2, "prompt_token_ids": [5], "max_tokens": 4}]):
-                until(lambda: len(engine.jobs) == 2)
-            until(lambda: not engine.jobs and other.state().reserved == 0)
+                eventually(lambda: len(engine.jobs) == 2)
+            eventually(lambda: not engine.jobs and other.state().reserved == 0)
     assert len(engine.aborted) == 4
 
 
@@ -247,7 +239,7 @@ def test_what_is_aborted_ends_for_the_client_that_waits_for_it(serve_by_hand, pl
     with serve_by_hand(engine) as served, ThreadPoolExecutor(1) as pool:
         client = connect(served)
         batch = pool.submit(list, client.rollout(records))
-        until(lambda: len(engine.jobs) == 4)
+        eventually(lambda: len(engine.jobs) == 4)
         assert client.abort(groups=["a", "absent"], requests=["b/1"]) == 3
         in_its_thread(served, engine.finish)
         found = {each.request_id: each.finish_reason for each in batch.result(PATIENCE_S)}
@@ -268,7 +260,7 @@ def test_a_row_whose_reservation_closes_is_an_error(serve_by_hand, playing, conn
         client = connect(served)
         with client.reserve([{"group_id": "a", "n": 2}, {"group_id": "b", "n": 1}], prompt_wait_s=600):
             waiting = pool.submit(client.rollout_row, "a", 0, prompt_token_ids=[5], max_tokens=4)
-            until(lambda: not waiting.done() and client.state().reserved == 3)
+            eventually(lambda: not waiting.done() and client.state().reserved == 3)
         with pytest.raises(ClientError) as caught:
             waiting.result(PATIENCE_S)
         assert caught.value.status == 404
@@ -301,7 +293,7 @@ def test_who_has_left_a_batch_can_let_the_engines_sleep(serve_by_hand, playing, 
         client = connect(served)
         batch = client.rollout([{"prompt_token_ids": [5], "n": 3, "max_tokens": 4}])
         first = pool.submit(next, batch)
-        until(lambda: len(engine.jobs) == 3)
+        eventually(lambda: len(engine.jobs) == 3)
         in_its_thread(served, engine.finish)
         assert first.result(PATIENCE_S).finish_reason == "stop"
         batch.close()
@@ -314,12 +306,12 @@ def test_a_row_that_is_left_gives_up_none_of_the_same_name(serve_by_hand, playin
     with serve_by_hand(engine) as served, ThreadPoolExecutor(1) as pool:
         client = connect(served)
         with client.reserve([record]):
-            until(lambda: engine.jobs)
+            eventually(lambda: engine.jobs)
             in_its_thread(served, engine.finish)
             other = pool.submit(list, client.rollout([record]))
-            until(lambda: engine.jobs)
+            eventually(lambda: engine.jobs)
             assert client.rollout_row("g", 0).finish_reason == "stop"
-            until(lambda: client.state().reserved == 0)  # as all its rows are over
+            eventually(lambda: client.state().reserved == 0)  # as all its rows are over
             in_its_thread(served, engine.finish)
             [found] = other.result(PATIENCE_S)
     assert (found.finish_reason, engine.aborted) == ("stop", [])
@@ -348,7 +340,7 @@ def test_a_row_whose_client_goes_while_its_group_waits_can_be_requested_again(
                 next(lines)
             with requested() as lines:
                 other = pool.submit(client.rollout_row, "b", 0, prompt_token_ids=[5])
-                until(lambda: len(engine.jobs) == 2)
+                eventually(lambda: len(engine.jobs) == 2)
                 for _ in range(2):
                     in_its_thread(served, engine.finish)
                 assert any('"finish_reason":"stop"' in line for line in lines)
@@ -364,11 +356,11 @@ def test_reserved_rows_wait_for_room(serve_by_hand, playing, connect):
     with serve_by_hand(engine, most_requests=3) as served, ThreadPoolExecutor(2) as pool:
         client = connect(served)
         first = pool.submit(list, client.rollout([record]))
-        until(lambda: len(engine.jobs) == 2)
+        eventually(lambda: len(engine.jobs) == 2)
         with client.reserve([{"group_id": "a", **record}, {"group_id": "b", **record, "n": 1}]):
             row = pool.submit(client.rollout_row, "a", 1)
             for _ in range(5):
-                until(lambda: engine.jobs)
+                eventually(lambda: engine.jobs)
                 in_its_thread(served, engine.finish)
             assert row.result(PATIENCE_S).request_id == "a/1"
         assert len(first.result(PATIENCE_S)) == 2
@@ -388,7 +380,7 @@ def test_a_row_whose_group_waits_for_others_says_that_the_server_lives(serve_by_
             assert ["progress" in next(lines) for _ in range(3)] == [True] * 3
             assert engine.jobs == {}
             other = pool.submit(client.rollout_row, "b", 0, prompt_token_ids=[5])
-            until(lambda: len(engine.jobs) == 2)
+            eventually(lambda: len(engine.jobs) == 2)
             for _ in range(2):
                 in_its_thread(served, engine.finish)
             assert [line for line in lines if '"completion"' in line]
@@ -400,22 +392,20 @@ def test_where_there_is_no_room_it_asks_again(serve_by_hand, playing, connect):
     record = {"prompt_token_ids": [5], "n": 2, "max_tokens": 4}
     with serve_by_hand(engine, most_requests=3) as served, ThreadPoolExecutor(2) as pool:
         first = pool.submit(list, connect(served).rollout([record]))
-        until(lambda: len(engine.jobs) == 2)
+        eventually(lambda: len(engine.jobs) == 2)
         with pytest.raises(ClientError, match="try again later") as caught:
             list(connect(served).rollout([record]))
         assert caught.value.status == 429
         second = pool.submit(list, connect(served, patience_s=PATIENCE_S).rollout([record]))
         for _ in range(4):
-            until(lambda: engine.jobs)
+            eventually(lambda: engine.jobs)
             in_its_thread(served, engine.finish)
         assert [len(each.result(PATIENCE_S)) for each in (first, second)] == [2, 2]
 
 
 def test_no_server_is_one_error_after_one_warning(connect, caplog):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(ClientError, match="no server can be reached") as caught:
-        connect(url, patience_s=1).state()
+    with reserved_port() as port, pytest.raises(ClientError, match="no server can be reached") as caught:
+        connect(f"http://127.0.0.1:{port}", patience_s=1).state()
     assert caught.value.status is None
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "seer_client"]
     assert warning == f"{caught.value}; trying for 1 s"
@@ -469,9 +459,9 @@ def test_a_stream_sends_lines_of_progress_while_nothing_finishes(serve_by_hand, 
         client = connect(served, progress_s=0.02)
         record = {"prompt_token_ids": [5], "n": 2, "max_tokens": 4}
         batch = pool.submit(list, client.rollout([record], progress=progress.append))
-        until(lambda: engine.jobs)
+        eventually(lambda: engine.jobs)
         in_its_thread(served, lambda: engine.finish(tokens=3, stopped=False))
-        until(lambda: progress and progress[-1].tokens == 3)
+        eventually(lambda: progress and progress[-1].tokens == 3)
         in_its_thread(served, engine.finish)
         in_its_thread(served, engine.finish)
         assert len(batch.result(PATIENCE_S)) == 2

@@ -4,7 +4,6 @@ import asyncio
 import glob
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,8 +16,8 @@ from seer_client import AsyncClient, ClientError
 from seer_worker.weights.shared_weights import SharedMemory
 
 from seer_core.errors import EngineError
+from tests.support.eventually import PATIENCE_S, eventually
 
-PATIENCE_S = 60
 RECORD = {"prompt_token_ids": [5], "n": 2, "max_tokens": 4}
 TENSORS = {
     "matrix": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
@@ -26,14 +25,6 @@ TENSORS = {
     "nothing": torch.zeros(0, 4),
     "one": torch.tensor(7.5, dtype=torch.float16),
 }
-
-
-def until(condition):
-    """Wait for what the server's thread does, and fail if it does not."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
 
 
 def in_its_thread(served, call):
@@ -137,7 +128,7 @@ def test_an_update_waits_for_what_is_unfinished_or_is_refused(serve_by_hand, rea
     with serve_by_hand(reader) as served, ThreadPoolExecutor(2) as pool:
         client = connect(served)
         batch = pool.submit(list, client.rollout([RECORD]))
-        until(lambda: len(reader.jobs) == 2)
+        eventually(lambda: len(reader.jobs) == 2)
         for ask in (
             lambda: client.sleep(wait_s=0),
             lambda: client.send_weights(TENSORS.items(), wait_s=0),
@@ -146,7 +137,7 @@ def test_an_update_waits_for_what_is_unfinished_or_is_refused(serve_by_hand, rea
                 ask()
             assert caught.value.status == 409
         update = pool.submit(client.send_weights, TENSORS.items(), wait_s=PATIENCE_S)
-        until(lambda: client.state().changing)
+        eventually(lambda: client.state().changing)
         # A request that arrives while it waits is refused for a moment, so it cannot delay the update.
         with pytest.raises(ClientError, match="try again in a moment") as caught:
             next(client.rollout([RECORD]))
@@ -165,7 +156,7 @@ def test_sleep_waits_for_a_reservation_whose_rows_go_on(serve_by_hand, reader, c
         with client.reserve([{"group_id": "a", "n": 1, "max_tokens": 4}]):
             asleep = pool.submit(client.sleep, wait_s=PATIENCE_S)
             row = pool.submit(client.rollout_row, "a", 0, prompt_token_ids=[5])
-            until(lambda: reader.jobs)
+            eventually(lambda: reader.jobs)
             in_its_thread(served, reader.finish)
             assert row.result(PATIENCE_S).finish_reason == "stop"
         assert asleep.result(PATIENCE_S) == 1000
@@ -175,10 +166,10 @@ def test_a_client_that_goes_while_waiting_delays_no_other(serve_by_hand, reader,
     with serve_by_hand(reader) as served, ThreadPoolExecutor(1) as pool:
         client = connect(served)
         batch = pool.submit(list, client.rollout([RECORD]))
-        until(lambda: len(reader.jobs) == 2)
+        eventually(lambda: len(reader.jobs) == 2)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{served.url}/v1/sleep", json={"wait_s": 3600}, timeout=0.5)
-        until(lambda: not client.state().changing)
+        eventually(lambda: not client.state().changing)
         for _ in range(2):
             in_its_thread(served, reader.finish)
         assert len(batch.result(PATIENCE_S)) == 2
@@ -241,7 +232,7 @@ def test_a_server_goes_on_after_all_responses_have_failed(serve_by_hand, reader,
     with serve_by_hand(reader) as served, ThreadPoolExecutor(1) as pool:
         client = connect(served)
         batch = pool.submit(list, client.rollout([RECORD]))
-        until(lambda: len(reader.jobs) == 2)
+        eventually(lambda: len(reader.jobs) == 2)
 
         def fail():
             for job in list(reader.jobs):
@@ -254,7 +245,7 @@ def test_a_server_goes_on_after_all_responses_have_failed(serve_by_hand, reader,
             batch.result(PATIENCE_S)
         assert client.send_weights(TENSORS.items()) == 1
         batch = pool.submit(list, client.rollout([RECORD]))
-        until(lambda: len(reader.jobs) == 2)
+        eventually(lambda: len(reader.jobs) == 2)
         for _ in range(2):
             in_its_thread(served, reader.finish)
         assert [each.weight_version for each in batch.result(PATIENCE_S)] == [1, 1]

@@ -4,7 +4,6 @@ import asyncio
 import importlib.util
 import json
 import threading
-import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -62,7 +61,7 @@ class Served:
 
     def __enter__(self):
         self.thread.start()
-        assert self.ready.wait(60)
+        assert self.ready.wait(PATIENCE_S)
         port = self.server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         return self
@@ -70,7 +69,7 @@ class Served:
     def __exit__(self, *_):
         self.clients.close()
         self.server.should_exit = True
-        self.thread.join(60)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive()
 
     def client(self, token="none"):
@@ -84,14 +83,6 @@ class Served:
         loop = self.server.servers[0].get_loop()
         loop.call_soon_threadsafe(lambda: (call(), done.set()))
         assert done.wait(PATIENCE_S)
-
-    @staticmethod
-    def until(condition):
-        """Wait for what the server's thread does, and fail if it does not."""
-        end = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < end, "it never came"
-            time.sleep(0.005)
 
 
 @pytest.fixture

@@ -2,14 +2,17 @@
 
 import json
 import re
-import socket
 import subprocess
 import sys
-import time
 import warnings
+from contextlib import ExitStack
+from functools import partial
 
 import httpx
 import pytest
+
+from tests.support.eventually import eventually
+from tests.support.ports import reserved_port
 
 pytestmark = pytest.mark.engine
 pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
@@ -95,12 +98,6 @@ ONLY_HERE = {"weight_version"}
 """The table of docs/guides/tools.md has these."""
 
 
-def free_ports():
-    """Return two ports, which differ, as both are held at once."""
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        return one.getsockname()[1], other.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def small_model(byte_model, tmp_path_factory):
     """Return a directory with a model of two layers, whose weights are random."""
@@ -141,29 +138,26 @@ def servers(small_model, tmp_path_factory):
     )
     (folder / "token").write_text("a" * 32)
     parsers = ["--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"]
-    ports = free_ports()
+    reserved = ExitStack()
+    ports = [reserved.enter_context(reserved_port()) for _ in range(2)]
     vllm = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(small_model), "--port", str(ports[0])]
     vllm += ["--served-model-name", "seer", "--dtype", "float32", "--max-model-len", "2048"]
     vllm += ["--enforce-eager", "--enable-auto-tool-choice", "--kv-cache-memory-bytes", "33554432"]
     seer = ["-c", "from seer_main import main; main()", "serve", str(folder / "seer.toml"), "--port"]
     seer += [str(ports[1]), "--token-file", str(folder / "token")]
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
     processes = []
     try:
-        for name, arguments in (("vllm", vllm), ("seer", seer)):
-            log = (folder / f"{name}.log").open("w")
-            command = [sys.executable, *arguments, *parsers]
-            processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
-            log.close()
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
-        deadline = time.monotonic() + PATIENCE_S
-        for url, process in zip(urls, processes, strict=True):
-            while not answers(url):
-                logs = "".join((folder / f"{name}.log").read_text()[-3000:] for name in ("vllm", "seer"))
-                assert process.poll() is None, logs
-                assert time.monotonic() < deadline, logs
-                time.sleep(0.2)
+        for name, arguments, url in zip(("vllm", "seer"), (vllm, seer), urls, strict=True):
+            log = folder / f"{name}.log"
+            with log.open("w") as output:
+                command = [sys.executable, *arguments, *parsers]
+                processes.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT))
+            eventually(partial(answered_or_ended, url, processes[-1]), f"{name} answers", logs=[log])
+            assert processes[-1].poll() is None, log.read_text()[-3000:]
         yield urls
     finally:
+        reserved.close()
         for process in processes:
             process.terminate()
         for process in processes:
@@ -171,6 +165,10 @@ def servers(small_model, tmp_path_factory):
                 process.wait(PATIENCE_S)
             finally:
                 process.kill()
+
+
+def answered_or_ended(url, process):
+    return answers(url) or process.poll() is not None
 
 
 def answers(url):

@@ -9,6 +9,8 @@ import openai
 import pytest
 from seer_worker.tokenizer import ModelTokenizer
 
+from tests.support.eventually import eventually
+
 WEIGHTS = Path(__file__).parents[3] / "examples/tiny_reasoner/weights"
 PATIENCE_S = 60
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "how far"}]
@@ -74,7 +76,7 @@ def test_the_prompt_is_what_the_model_s_own_template_makes(serve_by_hand, playin
     body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 9, "max_completion_tokens": 4}
     with serve_by_hand(engine, tokenizer=tokenizer) as served, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(served.client().chat.completions.create, model="seer", **body)
-        served.until(lambda: engine.jobs)
+        eventually(lambda: engine.jobs)
         [job] = engine.jobs.values()
         served.do(lambda: engine.finish(tokens=2))
         [choice] = answer.result(PATIENCE_S).choices
@@ -92,7 +94,7 @@ def test_variables_for_the_template_reach_it(serve_by_hand, playing, tmp_path):
     with serve_by_hand(engine, tokenizer=tokenizer) as served, ThreadPoolExecutor(1) as pool:
         create, messages = served.client().chat.completions.create, [{"role": "user", "content": "3"}]
         answer = pool.submit(create, model="seer", messages=messages, max_tokens=2, extra_body=more)
-        served.until(lambda: engine.jobs or answer.done())
+        eventually(lambda: engine.jobs or answer.done())
         [job] = engine.jobs.values()
         served.do(lambda: engine.finish(tokens=2))
         assert answer.result(PATIENCE_S).choices

@@ -7,6 +7,8 @@ import threading
 import httpx
 import pytest
 
+from tests.support.eventually import eventually
+
 PATIENCE_S = 60
 
 
@@ -33,7 +35,7 @@ def test_a_paused_server_answers_when_it_goes_on(serve_sim, command):
         assert command(served, do="pause", by="a test") == (200, said)
         asking = threading.Thread(target=ask, args=(served,))
         asking.start()
-        served.until(lambda: httpx.get(f"{served.url}/v1/state").json()["unfinished"] == 1)
+        eventually(lambda: httpx.get(f"{served.url}/v1/state").json()["unfinished"] == 1)
         assert not answers
         assert command(served, do="resume") == (200, {"done": "the rollout goes on"})
         asking.join(PATIENCE_S)

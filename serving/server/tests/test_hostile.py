@@ -3,7 +3,6 @@
 import json
 import re
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -14,6 +13,7 @@ from seer_server.protocol import CompletionRequest, records
 
 from seer_core.errors import PromptError
 from seer_core.runtime.runtime import Runtime
+from tests.support.eventually import eventually
 
 PATIENCE_S = 60
 TOKEN = "a-token-of-the-run"
@@ -43,7 +43,7 @@ def expect_nothing_left(served):
         state = httpx.get(f"{served.url}/v1/state", headers=MINE, timeout=PATIENCE_S).json()
         return (state["unfinished"], state["reserved"], state["changing"]) == (0, 0, False)
 
-    served.until(nothing)
+    eventually(nothing)
 
 
 def expect_refused(answer, status):
@@ -274,25 +274,21 @@ def test_with_the_token_a_proxy_may_name_another_host(served):
 
 
 def test_weights_are_received_one_at_a_time(served, monkeypatch):
+    def put(status, before):
+        answer = httpx.put(f"{served.url}{WEIGHTS}", content=b"", headers=MINE, timeout=PATIENCE_S)
+        assert answer.status_code in (status, before)
+        return answer if answer.status_code == status else None
+
     with socket.create_connection(("127.0.0.1", httpx.URL(served.url).port), PATIENCE_S) as slow:
         slow.sendall(
             f"PUT {WEIGHTS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {MINE['Authorization']}\r\n"
             "Content-Length: 1000\r\n\r\n".encode()
             + b"\x10"
         )
-        end = time.monotonic() + PATIENCE_S
-        while True:
-            answer = httpx.put(f"{served.url}{WEIGHTS}", content=b"", headers=MINE, timeout=PATIENCE_S)
-            if answer.status_code == 503:
-                break
-            assert answer.status_code == 400  # the other one has not arrived yet
-            assert time.monotonic() < end
+        answer = eventually(lambda: put(503, before=400))  # until the other one has arrived
         assert "other weights are being received" in answer.json()["error"]["message"]
         assert answer.headers["Retry-After"] == "1"
-    while (
-        httpx.put(f"{served.url}{WEIGHTS}", content=b"", headers=MINE, timeout=PATIENCE_S).status_code != 400
-    ):
-        assert time.monotonic() < end
+    eventually(lambda: put(400, before=503))
 
 
 def test_weights_that_stop_arriving_are_given_up(served, monkeypatch):

@@ -8,8 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import httpx
 import pytest
@@ -18,6 +17,7 @@ from seer_server.http import is_loopback
 from seer_server.tokens import own_token, read_token
 
 from seer_core.errors import ConfigError
+from tests.support.eventually import eventually
 
 CONFIG = """
 [seer]
@@ -148,18 +148,15 @@ def test_of_more_idle_connections_than_it_may_have_files_some_make_room(start):
     process, url = start("--port", "0", files=files)
     first = ask(url)
     address = ("127.0.0.1", httpx.URL(url).port)
-    end = time.monotonic() + 60
+
+    def asked():
+        with suppress(httpx.TransportError):  # before there was room again
+            return ask(url)
+
     with ExitStack() as idle:
         for _ in range(2 * files):
             idle.enter_context(socket.create_connection(address, 60))
-        while True:
-            assert time.monotonic() < end
-            try:
-                found = ask(url)
-            except httpx.TransportError:  # before there was room again
-                time.sleep(0.1)
-            else:
-                break
+        found = eventually(asked)
     assert found == first
     assert process.poll() is None
 
@@ -287,12 +284,12 @@ def test_its_page_shows_what_it_serves_and_ends_with_it(start):
     page = re.fullmatch(r"(http://[^/]*)/\?token=(.*)", process.dashboard)
     body = {"prompt": "how far", "n": 3, "max_tokens": 20}
     assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
-    deadline = time.monotonic() + 60
-    runs = []
-    while not runs or runs[0]["figures"]["requests"] < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+
+    def served():
         runs = httpx.get(f"{page[1]}/figures", headers={"X-Seer-Token": page[2]}).json()["runs"]
+        return runs if runs and runs[0]["figures"]["requests"] == 3 else None
+
+    runs = eventually(served)
     assert [run["name"] for run in runs] == ["now"]
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0

@@ -16,6 +16,7 @@ from seer_server.broker import RolloutBroker
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Policies, Slot
+from tests.support.eventually import eventually
 
 PATIENCE_S = 60
 
@@ -117,7 +118,7 @@ class Bytes:
 def test_a_character_that_a_chunk_s_end_cuts_in_two_comes_whole(serve_by_hand, playing):
     engine = playing.Hand()
     with serve_by_hand(engine, tokenizer=Bytes()) as served, streamed(served, max_tokens=8) as pieces:
-        served.until(lambda: engine.jobs)
+        eventually(lambda: engine.jobs)
         served.do(lambda: engine.finish(tokens=2, stopped=False))
         assert next(pieces)["choices"][0]["text"] == "a"
         served.do(lambda: engine.finish(tokens=2))
@@ -177,7 +178,7 @@ def test_a_group_of_the_name_of_one_under_way_is_refused_and_that_one_goes_on(se
     engine, body = playing.Hand(), {"prompt": [5], "max_tokens": 4, "group": "g"}
     with serve_by_hand(engine) as served, ThreadPoolExecutor(1) as pool:
         first = pool.submit(post, served, body)
-        served.until(lambda: engine.jobs)
+        eventually(lambda: engine.jobs)
         again = post(served, body)
         assert (again.status_code, "under way" in again.json()["error"]["message"]) == (400, True)
         served.do(engine.finish)
@@ -217,7 +218,7 @@ def test_who_says_no_number_of_tokens_gets_as_many_as_fit(serve_by_hand, playing
     body = {"prompt": [5] * 100, "stream": stream}
     with serve_by_hand(engine) as served, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, served, body)
-        served.until(lambda: engine.jobs or answer.done())
+        eventually(lambda: engine.jobs or answer.done())
         [job] = engine.jobs.values()
         assert (job.max_tokens, job.last) == (300, True)
         served.do(engine.finish)
@@ -295,7 +296,7 @@ def test_overload_is_refused_with_a_time_and_passes(serve_by_hand, playing):
     engine = playing.Hand()
     with serve_by_hand(engine, most_requests=3) as served, ThreadPoolExecutor(1) as pool:
         first = pool.submit(post, served, {"prompt": [5], "n": 2, "max_tokens": 4})
-        served.until(lambda: len(engine.jobs) == 2)
+        eventually(lambda: len(engine.jobs) == 2)
         answer = post(served, {"prompt": [5], "n": 2, "max_tokens": 4})
         assert (answer.status_code, int(answer.headers["Retry-After"]) >= 1) == (429, True)
         assert "try again later" in answer.json()["error"]["message"]
@@ -320,13 +321,13 @@ def test_a_client_that_goes_frees_what_it_asked_for(serve_by_hand, playing, stre
     with serve_by_hand(engine) as served:
         client = HTTPConnection(served.url.removeprefix("http://"), timeout=PATIENCE_S)
         client.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        served.until(lambda: engine.jobs)
+        eventually(lambda: engine.jobs)
         client.close()
-        served.until(lambda: engine.aborted)
+        eventually(lambda: engine.aborted)
         assert engine.jobs == {}
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(post, served, {"prompt": [5], "max_tokens": 4})
-            served.until(lambda: engine.jobs)
+            eventually(lambda: engine.jobs)
             served.do(engine.finish)
             assert other.result(PATIENCE_S).status_code == 200
     assert len(engine.aborted) == 1
@@ -400,7 +401,7 @@ def test_a_fleet_that_is_gone_is_one_clear_error_for_all(serve_by_hand, playing)
     with serve_by_hand(engine) as served, ThreadPoolExecutor(2) as pool:
         waiting = pool.submit(post, served, {"prompt": [5], "max_tokens": 4})
         streaming = pool.submit(post, served, {"prompt": [5], "max_tokens": 4, "stream": True})
-        served.until(lambda: len(engine.jobs) == 2)
+        eventually(lambda: len(engine.jobs) == 2)
         served.do(lambda: engine.finish(logprobs=3))
         assert waiting.result(PATIENCE_S).status_code == 503
         assert "error" in streaming.result(PATIENCE_S).text

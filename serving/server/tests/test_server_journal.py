@@ -4,12 +4,13 @@ import json
 import re
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 from seer_journal import DiskJournal
+
+from tests.support.eventually import eventually
 
 PATIENCE_S = 60
 TOKEN = "a-token-of-this-test"
@@ -31,7 +32,7 @@ def ask(served):
 
 def finish(served, engine, name, tokens, stopped=True):
     """Answer a request's chunk where the event loop runs."""
-    served.until(lambda: any(job.request_id == name for job in engine.jobs.values()))
+    eventually(lambda: any(job.request_id == name for job in engine.jobs.values()))
     job_id = next(job_id for job_id, job in engine.jobs.items() if job.request_id == name)
     served.do(lambda: engine.finish(job_id, tokens, stopped=stopped))
 
@@ -77,10 +78,7 @@ def test_after_a_death_of_the_server(start, pool, tmp_path):
     journal = tmp_path / "journal"
     process, url = start("--journal", journal)
     waiting = pool.submit(post, url)
-    end = time.monotonic() + PATIENCE_S
-    while sum(path.stat().st_size for path in journal.iterdir()) < 3000:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    eventually(lambda: sum(path.stat().st_size for path in journal.iterdir()) >= 3000)
     process.kill()
     with pytest.raises(httpx.HTTPError):
         waiting.result(PATIENCE_S)
@@ -108,7 +106,7 @@ def test_after_a_death_of_the_client(serve_by_hand, playing, pool, tmp_path):
         dying = pool.submit(die)
         finish(served, engine, "g/0", 3)
         dying.result(PATIENCE_S)
-        served.until(lambda: engine.aborted)
+        eventually(lambda: engine.aborted)
         waiting = pool.submit(ask, served)
         finish(served, engine, "g/1", 2)
         assert [choice["token_ids"] for choice in waiting.result(PATIENCE_S)] == [[5, 6, 7], [5, 6]]

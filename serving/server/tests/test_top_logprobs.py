@@ -10,6 +10,8 @@ from seer_server.neutral import FieldError
 from seer_server.protocol import ChatRequest, CompletionRequest, records
 from seer_server.tokens_api import parse_tokens
 
+from tests.support.eventually import eventually
+
 PATIENCE_S = 60
 PROMPT = [5, 6]
 
@@ -41,7 +43,7 @@ def answer(serve_by_hand, playing):
         with serve_by_hand(engine, tokenizer=tokenizer or Letters()) as served, ThreadPoolExecutor(1) as pool:
             url = f"{served.url}/{path}"
             waiting = pool.submit(httpx.post, url, json=body, timeout=PATIENCE_S)
-            served.until(lambda: engine.jobs or waiting.done())
+            eventually(lambda: engine.jobs or waiting.done())
             for job in list(engine.jobs.values()):
                 if body.get("stream"):
                     served.do(lambda job=job: engine.grow(tokens=min(2, job.max_tokens)))

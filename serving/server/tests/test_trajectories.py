@@ -12,6 +12,7 @@ from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.model.events import GroupsSubmitted
 from seer_core.ports.policy import Observer
 from seer_core.runtime.runtime import Runtime
+from tests.support.eventually import eventually
 
 PATIENCE_S = 60
 
@@ -223,7 +224,7 @@ def test_the_last_request_of_a_session_ends_its_trajectory_as_at_dynamo_s(serve_
         last = {**ids, "X-Dynamo-Session-Final": "true"}
         answer = httpx.post(f"{served.url}/v1/completions", json=body, headers=last, timeout=PATIENCE_S)
         assert answer.status_code == 200
-        served.until(lambda: not kept(served).kept)
+        eventually(lambda: not kept(served).kept)
     assert forgotten == [f"{PREFIX}s"]
 
 
@@ -232,12 +233,12 @@ def test_a_trajectory_that_is_ended_during_a_turn_is_forgotten_after_it(serve_by
     with serve_by_hand(engine) as served, httpx.Client(timeout=PATIENCE_S) as client:
         body = {"prompt": [5, 6, 7], "trajectory": "t", "stream": True, "max_tokens": 8}
         with client.stream("POST", f"{served.url}/v1/completions", json=body) as answer:
-            served.until(lambda: engine.jobs)
+            eventually(lambda: engine.jobs)
             assert delete(served, "/v1/trajectories/t") == {"ended": 1}
             assert kept(served).kept == 1
             served.do(lambda: engine.finish(tokens=3, stopped=True))
             answer.read()
-        served.until(lambda: not kept(served).kept)
+        eventually(lambda: not kept(served).kept)
 
 
 def test_a_harness_that_vanishes_during_a_turn_leaves_nothing_after_the_idle_time(serve_by_hand, playing):
@@ -248,9 +249,9 @@ def test_a_harness_that_vanishes_during_a_turn_leaves_nothing_after_the_idle_tim
     ):
         body = {"prompt": [5, 6, 7], "trajectory": "t", "group": "g", "stream": True}
         with client.stream("POST", f"{served.url}/v1/completions", json={**body, "max_tokens": 8}):
-            served.until(lambda: engine.jobs)
+            eventually(lambda: engine.jobs)
             assert kept(served).kept == 1
-        served.until(lambda: not (kept(served).kept or kept(served).kept_groups))
+        eventually(lambda: not (kept(served).kept or kept(served).kept_groups))
         broker = served.server.config.app.state.broker
         assert broker.unfinished == 0
         assert not broker.trajectories._under_way

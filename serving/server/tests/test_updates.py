@@ -15,6 +15,7 @@ from seer_core.plugins.config import RestartsTable, SeerTable
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Policies, Slot
+from tests.support.eventually import eventually
 
 PATIENCE_S = 60
 RECORD = {"prompt_token_ids": [5], "n": 2, "max_tokens": 16, "group_id": "g"}
@@ -145,7 +146,7 @@ def streamed(serve_by_hand, playing):
         serve_by_hand(engine) as served,
         httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=PATIENCE_S) as answer,
     ):
-        served.until(lambda: engine.jobs)
+        eventually(lambda: engine.jobs)
         lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
         yield engine, served, lines
 
