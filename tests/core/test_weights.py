@@ -15,6 +15,7 @@ from seer_core.errors import EngineError, SeerError, WeightVersionError
 from seer_core.plugins.config import RestartsTable
 from seer_core.ports.weights import WeightSpec, directory
 from seer_core.weights.copies import WeightCopies
+from tests.support.eventually import aeventually
 
 
 @pytest.fixture
@@ -72,9 +73,7 @@ def copies(place):
 
 async def back(runtime, *names):
     """Wait until all these live, which takes threads and so more than turns of the loop."""
-    async with asyncio.timeout(20):
-        while not set(names) <= set(runtime.alive):
-            await asyncio.to_thread(lambda: None)
+    await aeventually(lambda: set(names) <= set(runtime.alive))
 
 
 # The store.
@@ -231,9 +230,7 @@ def test_an_instance_does_not_come_back_with_weights_that_are_not_the_versions(
             [copy] = place.glob("seer-weights-*/1/a.safetensors")
             copy.write_bytes(b"two")
             x.die()
-            async with asyncio.timeout(20):
-                while x.starts < 3 or runtime._fleet._restarts:
-                    await asyncio.to_thread(lambda: None)
+            await aeventually(lambda: x.starts == 3 and not runtime._fleet._restarts)
             assert set(runtime.alive) == {"y"}
 
     asyncio.run(run())
@@ -305,9 +302,7 @@ def test_an_instance_whose_weights_are_not_the_others_does_not_serve(by_hand, re
             await back(runtime, "x", "y", "z")
             y.odd = "stale"
             y.die()
-            async with asyncio.timeout(20):
-                while runtime._fleet._restarts:
-                    await asyncio.to_thread(lambda: None)
+            await aeventually(lambda: not runtime._fleet._restarts)
             assert set(runtime.alive) == {"x", "z"}
 
     asyncio.run(run())

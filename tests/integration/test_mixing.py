@@ -1,6 +1,5 @@
 """Engines of two kinds in one rollout, by one line of the config."""
 
-import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from seer_core.plugins.merge_fleets import merge_fleets
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo
 from seer_core.runtime.runtime import Runtime
+from tests.support.eventually import aeventually
 
 from .helpers import play, tokens
 
@@ -201,8 +201,6 @@ def test_fingerprints_are_compared_among_those_made_alike(by_hand, hand, tmp_pat
             await runtime.update_weights(tmp_path)
             assert set(runtime.alive) == {"x-0", "x-1", "x-2", "y-0", "y-2"}
             engines[4].answer = "y:second"
-            async with asyncio.timeout(20):
-                while "y-1" not in runtime.alive:
-                    await asyncio.sleep(0.01)
+            await aeventually(lambda: "y-1" in runtime.alive)
 
     play(run())

@@ -6,6 +6,7 @@ import pytest
 
 from seer_core.model.events import InstanceLeaving, InstanceStopped, RolloutPaused, RolloutResumed
 from seer_core.scheduling.scheduler import Slot
+from tests.support.eventually import aeventually
 
 from .helpers import Recorder, divided, outputs, play, turns
 
@@ -94,8 +95,7 @@ def test_an_instance_that_leaves_takes_no_chunk_and_brings_in_what_it_has(
                 assert set(runtime.alive) == {"y"}
             else:
                 removals = [asyncio.ensure_future(runtime.remove("x")) for _ in range(2)]
-            while job.request_id not in {each.request_id for each in y.jobs.values()}:
-                await asyncio.sleep(0.01)
+            await aeventually(lambda: job.request_id in {each.request_id for each in y.jobs.values()})
             assert sorted(map(tokens_of, y.jobs.values())) == [[], [5, 6, 7]]
             for each in list(y.jobs):
                 y.finish(each, 2)

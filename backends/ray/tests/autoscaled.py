@@ -3,9 +3,12 @@
 import json
 import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
-from machines import RAY, STORE_BYTES, end, free_ports, processes_of, start_head
+from machines import RAY, STORE_BYTES, end, processes_of, start_head
+
+from tests.support.ports import reserved_port
 
 HOST = "127.0.0.1"
 EMPTY_LISTS = ("cluster_synced_files", "initialization_commands", "rsync_exclude", "rsync_filter")
@@ -18,7 +21,8 @@ class Autoscaled:
 
     def __init__(self):
         self.directory = tempfile.mkdtemp(prefix="ray-")  # short: the paths of sockets are bounded
-        [port] = free_ports(HOST, 1)
+        self._reserved = ExitStack()
+        port = self._reserved.enter_context(reserved_port(HOST))
         self.address = f"{HOST}:{port}"
         config = Path(self.directory, "autoscaler.json")
         config.write_text(json.dumps(self._config()))
@@ -34,6 +38,7 @@ class Autoscaled:
     def close(self):
         """End the head and all nodes."""
         end(processes_of(self.directory))
+        self._reserved.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _config(self):

@@ -11,15 +11,16 @@ import os
 import secrets
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
+
+from tests.support.eventually import eventually
+from tests.support.ports import reserved_port
 
 START_S = 120
 """How long a node may take to start, on a machine that runs many tests; 10 s, three times, by default."""
@@ -210,7 +211,8 @@ class Machines:
         self.directory = tempfile.mkdtemp(prefix="ray-")  # short: the paths of sockets are bounded
         self._network = self._lay_network()
         self.host = f"{self._network}.1"
-        port, client_port = free_ports(self.host, 2)
+        self._reserved = ExitStack()
+        port, client_port = (self._reserved.enter_context(reserved_port(self.host)) for _ in range(2))
         self.address = f"{self.host}:{port}"
         try:
             self._start_head(port, client_port)
@@ -232,12 +234,14 @@ class Machines:
 
     def wait_for(self, machine):
         """Wait until a machine is a node; it has its ``node_id`` then."""
-        end = time.monotonic() + JOIN_S
-        while not (found := self._alive_nodes().get(machine.ip)):
-            if time.monotonic() > end or not machine.up:
+
+        def joined():
+            found = self._alive_nodes().get(machine.ip)
+            if found is None and not machine.up:
                 raise RuntimeError(f"{machine.name} has not joined: {machine.log.read_text()[-2000:]}")
-            time.sleep(POLL_S)
-        machine.node_id = found
+            return found
+
+        machine.node_id = eventually(joined, f"{machine.name} is a node", logs=[machine.log])
 
     def nodes(self):
         """Return the machines that are nodes, as the head has them."""
@@ -282,6 +286,7 @@ class Machines:
         while self.machines:
             self.machines.pop().close()
         end(processes_of(self.directory))
+        self._reserved.close()
         with suppress(subprocess.CalledProcessError):
             ip("link", "del", self.tag)
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -314,13 +319,3 @@ class Machines:
             alive = [each for each in nodes.values() if each.state == GcsNodeInfo.ALIVE]
             return {each.node_manager_address: each.node_id.hex() for each in alive}
         return {}
-
-
-def free_ports(host, count):
-    """Return ports that nothing listens at."""
-    sockets = [socket.create_server((host, 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

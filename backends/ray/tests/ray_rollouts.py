@@ -4,7 +4,6 @@ import asyncio
 import os
 from pathlib import Path
 
-import psutil
 import ray
 from seer_divided_rollout import Chunks
 from seer_ray.launcher import RayLauncher
@@ -19,6 +18,8 @@ from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo, PlainFleet
 from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Policies, Slot
+from tests.support.eventually import aeventually
+from tests.support.processes import alive
 
 HERE = str(Path(__file__).parent)
 LIMIT_S = 120
@@ -56,8 +57,7 @@ class Reaper:
 
 async def gone(*pids):
     """Wait until these processes are, which are children of others, have ended."""
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
-        await asyncio.sleep(0.05)
+    await aeventually(lambda: not any(map(alive, pids)))
 
 
 async def places():

@@ -16,6 +16,8 @@ from seer_ray.launcher import RayLauncher
 from seer_ray.places import OwnGroup
 from seer_ray.settings import Settings
 
+from tests.support.eventually import aeventually
+
 
 @pytest.fixture
 def launcher(machines):
@@ -38,8 +40,7 @@ def test_a_machine_is_killed_in_mid_rollout_and_no_token_changes(machines, launc
             await runtime._fleet.restarts_over()
             started = {each.host for each in workers_of(runtime)}
         assert await places() == 0
-        while any(machine.processes(NURSE) for machine in machines.machines):
-            await asyncio.sleep(0.05)
+        await aeventually(lambda: not any(machine.processes(NURSE) for machine in machines.machines))
         return result, started
 
     def kill():

@@ -7,7 +7,6 @@ import secrets
 import shutil
 import signal
 import tempfile
-import time
 
 import psutil
 import pytest
@@ -16,6 +15,8 @@ pytest.importorskip("ray")
 
 from machines import NURSE, RECONNECT, RECONNECT_S, WORKER
 from scripted_plugin import install
+
+from tests.support.eventually import eventually
 
 LIMIT_S = 120
 MARK = "SEER_TEST_MARK"
@@ -67,7 +68,7 @@ class Runs:
 
     def wait_for_tokens(self, process, out, responses=2):
         """Wait until so many responses have finished."""
-        until(lambda: process.poll() is None and self._written(out) >= responses)
+        eventually(lambda: process.poll() is None and self._written(out) >= responses)
 
     def _written(self, out):
         path = self._path / out / "completions.jsonl"
@@ -110,13 +111,6 @@ def make_nodes(monkeypatch):
     for nodes in made:
         nodes.cluster.shutdown()
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def until(condition):
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def started_there():
@@ -166,7 +160,7 @@ def test_a_run_without_head_and_instances_ends_in_order_and_goes_on_with_another
     assert "the same command with --resume" in errors
     assert runs.summary("there")["ended"] == "failed"
     assert 0 < len(runs.tokens("there")) < len(expected)
-    until(lambda: not started_there())  # without a head Ray ends no actor
+    eventually(lambda: not started_there())  # without a head Ray ends no actor
     process = runs.start("there", make_nodes(), resume=True, step_s=0.0)
     _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
@@ -184,11 +178,11 @@ def test_a_run_that_is_ended_leaves_nothing_on_the_cluster_and_goes_on_there(mak
         process.send_signal(number)
         _, errors = process.communicate(timeout=LIMIT_S)
         assert process.returncode == status, errors
-        until(lambda: not started_there())
+        eventually(lambda: not started_there())
         written = len(runs.tokens("there"))
         assert written < len(expected)
     process = runs.start("there", nodes, resume=True, step_s=0.0)
     _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
     assert runs.tokens("there") == expected
-    until(lambda: not started_there())
+    eventually(lambda: not started_there())

@@ -1,6 +1,5 @@
 """Nodes that join, and nodes that are drained, in mid-rollout."""
 
-import asyncio
 import time
 
 import pytest
@@ -14,6 +13,8 @@ from ray_rollouts import Reaper, places, play, some_groups, tokens, workers_of  
 from seer_ray.launcher import RayLauncher  # noqa: E402
 from seer_ray.settings import Settings  # noqa: E402
 
+from tests.support.eventually import aeventually  # noqa: E402
+
 SPOT_NOTICE = 2
 DEADLINE_S = 30
 
@@ -26,8 +27,7 @@ def drain(nodes, node_id):
 
 
 async def alive(runtime, count):
-    while len(runtime.alive) != count:
-        await asyncio.sleep(0.05)
+    await aeventually(lambda: len(runtime.alive) == count)
 
 
 def served(result):

@@ -1,6 +1,5 @@
 """Rollouts whose instances share KV on machines that have no memory, no /proc and no files in common."""
 
-import asyncio
 import tempfile
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,6 +30,8 @@ from machines import WORKER
 from ray_rollouts import Reaper, play, some_groups, tokens, workers_of
 from seer_ray.launcher import RayLauncher
 from seer_ray.settings import Settings
+
+from tests.support.eventually import aeventually
 
 EXAMPLE = Path(__file__).parents[3] / "examples/tiny_reasoner"
 POOL_BYTES = 64 << 20
@@ -231,8 +232,7 @@ def test_each_node_has_a_directory_on_its_disk_which_goes_with_its_instance(
             assert sorted(name.rpartition("-")[0][-2:] for name in held()) == ["-0", "-1"]
             result = await runtime.rollout(some_groups()).wait()
             assert result.summary.instances_lost == 1
-        while held():
-            await asyncio.sleep(0.05)
+        await aeventually(lambda: not held())
         return tokens(result)
 
     def kill():

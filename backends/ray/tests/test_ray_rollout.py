@@ -40,6 +40,8 @@ from seer_ray.places import TakenPlaceError, reserve  # noqa: E402
 from seer_ray.settings import Settings  # noqa: E402
 from seer_ray.watch import Watch  # noqa: E402
 
+from tests.support.eventually import aeventually, eventually  # noqa: E402
+
 HALF = 0.5
 
 
@@ -92,8 +94,7 @@ def test_what_is_killed_in_mid_rollout_is_a_loss_and_changes_no_token(nodes, lau
             result = await rollout.wait()
             await gone(victims[0].pid, victims[0].nurse_pid)
             await runtime._fleet.restarts_over()
-            while len(runtime.alive) < 2:
-                await asyncio.sleep(0.05)
+            await aeventually(lambda: len(runtime.alive) == 2)
             started = workers_of(runtime)
             assert victims[0].pid not in {each.pid for each in started}
         await gone(*(each.pid for each in started), *(each.nurse_pid for each in started))
@@ -119,6 +120,10 @@ def test_what_is_killed_in_mid_rollout_is_a_loss_and_changes_no_token(nodes, lau
         nodes.add()
 
 
+async def no_places():
+    return not await places()
+
+
 @pytest.fixture
 def refused(make_runtime, nodes):
     """Return a function that starts a runtime in vain and returns the reason; it leaves no place behind."""
@@ -127,8 +132,7 @@ def refused(make_runtime, nodes):
         async def start():
             with pytest.raises(EngineError) as caught:
                 await make_runtime(launcher, **launch, instances=1).start()
-            while await places():
-                await asyncio.sleep(0.05)
+            await aeventually(no_places)
             return str(caught.value)
 
         launcher = RayLauncher(Settings(address=nodes.address, **changes))
@@ -225,8 +229,7 @@ def test_doctor_counts_the_places_of_a_cluster(nodes, changes, ok, finding, reme
 def test_a_lost_instance_waits_for_a_node_and_the_log_says_what_is_missing(nodes):
     async def wait():
         task = asyncio.ensure_future(launcher.find_place("scripted-0", missing.append))
-        while not missing:
-            await asyncio.sleep(0.05)
+        await aeventually(lambda: missing)
         assert not task.done()
         node = nodes.add(late=1.0)  # on the main thread, whose signals it handles
         await task
@@ -266,8 +269,7 @@ def settings_of(nodes, *groups, **changes):
 
 def until_free(place):
     """Wait for a bundle; the head counts what is free a moment later."""
-    while not place.wait(0.05):
-        pass
+    eventually(lambda: place.wait(0.05))
 
 
 def state(group):

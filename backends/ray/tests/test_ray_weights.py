@@ -24,6 +24,8 @@ from seer_ray.launcher import RayLauncher
 from seer_ray.settings import Settings
 from weight_updates import NEXT, TENSORS, after, deliveries, offered, rolled_out, save
 
+from tests.support.eventually import aeventually
+
 
 @pytest.fixture
 def over(machines):
@@ -51,8 +53,7 @@ def held(machine):
 
 
 async def none_held(machines):
-    while any(map(held, machines.machines)):
-        await asyncio.sleep(0.05)
+    await aeventually(lambda: not any(map(held, machines.machines)))
 
 
 def test_shared_memory_reaches_each_machine_once_and_is_freed_there(machines, over, make_weighted):
@@ -123,11 +124,9 @@ def test_an_instance_that_starts_on_another_machine_gets_the_weights_of_the_day(
             victim = machines.node(workers_of(runtime)[0].node_id)
             machines.remove(victim)
             machines.add()
-            while not runtime._fleet._restarts:
-                await asyncio.sleep(0.05)
+            await aeventually(lambda: runtime._fleet._restarts)
             await runtime._fleet.restarts_over()
-            while len(runtime.alive) < 2:
-                await asyncio.sleep(0.05)
+            await aeventually(lambda: len(runtime.alive) == 2)
             hosts = {each.host for each in workers_of(runtime)}
             assert victim.name not in hosts
             assert all(map(runtime._fleet.weights.served_by, runtime.alive))
@@ -150,14 +149,12 @@ def test_a_machine_that_dies_in_mid_transfer_takes_nothing_else_with_it(machines
             [nurse] = victim.processes(NURSE)
             nurse.send_signal(signal.SIGSTOP)  # so that it has not fetched them yet
             update = asyncio.ensure_future(runtime.update_weights(sources[0]))
-            while not launcher._weights._deliveries:
-                await asyncio.sleep(0)
+            await aeventually(lambda: launcher._weights._deliveries)
             machines.remove(victim)
             assert await update == 1
             assert runtime._fleet.engines["scripted-1"].worker.started == second
             machines.add()
-            while len(runtime.alive) < 2:
-                await asyncio.sleep(0.05)
+            await aeventually(lambda: len(runtime.alive) == 2)
             return await rolled_out(runtime)
 
     launcher = over(cpus=1.0)
@@ -180,14 +177,12 @@ def test_a_nurse_that_ends_in_mid_transfer_takes_no_other_worker_with_it(machine
             keeper = by_pid[first.nurse_pid]
             keeper.send_signal(signal.SIGSTOP)
             update = asyncio.ensure_future(runtime.update_weights(sources[0]))
-            while not launcher._weights._deliveries:
-                await asyncio.sleep(0)
+            await aeventually(lambda: launcher._weights._deliveries)
             keeper.send_signal(signal.SIGKILL)
             assert await update == 1
             assert runtime._fleet.engines["scripted-1"].worker.started == second
             await runtime._fleet.restarts_over()
-            while len(runtime.alive) < 2:
-                await asyncio.sleep(0.05)
+            await aeventually(lambda: len(runtime.alive) == 2)
             return await rolled_out(runtime)
 
     machine = machines.add(pair=2.0)

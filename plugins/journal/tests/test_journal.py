@@ -16,6 +16,7 @@ from seer_journal import DiskJournal
 from seer_core.errors import InputError, OutputError
 from seer_core.model import ChunkRecord, PromptGroup, Sampling, TurnRecord
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
+from tests.support.eventually import PATIENCE_S, aeventually
 
 GROUPS = [PromptGroup("a", (1, 2, 3), 2, 6, seed=5), PromptGroup("b", (4,), 1, 4)]
 
@@ -310,7 +311,7 @@ def test_many_records_are_synced_at_once(tmp_path, monkeypatch):
 
     def fdatasync(file):
         syncs.append(file)
-        release.wait(60)
+        release.wait(PATIENCE_S)
 
     with DiskJournal(tmp_path / "j") as journal:
         monkeypatch.setattr(seer_journal.writer.os, "fdatasync", fdatasync)
@@ -320,7 +321,7 @@ def test_many_records_are_synced_at_once(tmp_path, monkeypatch):
             for start in range(50):
                 chunk(journal, "a/0", start, [start])
                 waits.append(asyncio.ensure_future(journal.synced()))
-                await asyncio.sleep(0.001)
+                await aeventually(lambda: syncs)  # and so the rest comes while one is under way
             release.set()
             await asyncio.gather(*waits)
 

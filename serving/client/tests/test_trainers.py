@@ -16,7 +16,7 @@ from seer_client import AsyncClient, ClientError
 from seer_worker.weights.shared_weights import SharedMemory
 
 from seer_core.errors import EngineError
-from tests.support.eventually import PATIENCE_S, eventually
+from tests.support.eventually import PATIENCE_S, aeventually, eventually
 
 RECORD = {"prompt_token_ids": [5], "n": 2, "max_tokens": 4}
 TENSORS = {
@@ -196,21 +196,23 @@ def test_weights_that_fail_with_an_instance_are_no_fault_of_the_client(
 
 
 def test_the_event_loop_goes_on_while_tensors_are_shared(serve_by_hand, reader):
-    going = threading.Event()
+    asked, going = threading.Event(), threading.Event()
 
     def tensors():
-        assert going.wait(10), "the event loop stood still"
+        asked.set()
+        assert going.wait(PATIENCE_S), "the event loop stood still"
         yield from TENSORS.items()
 
     async def run(url):
         async with AsyncClient(url) as client:
             sharing = asyncio.create_task(client.share_weights(tensors()))
-            await asyncio.sleep(0.01)
+            await aeventually(asked.is_set)
             going.set()
             assert await sharing == 1
+            asked.clear()
             going.clear()
             sharing = asyncio.create_task(client.share_weights(tensors()))
-            await asyncio.sleep(0.01)
+            await aeventually(asked.is_set)
             sharing.cancel()
             going.set()
             with pytest.raises(asyncio.CancelledError):
@@ -223,7 +225,7 @@ def test_the_event_loop_goes_on_while_tensors_are_shared(serve_by_hand, reader):
 
     with serve_by_hand(reader) as served:
         before = areas()
-        assert asyncio.run(asyncio.wait_for(run(served.url), PATIENCE_S)) == 1
+        assert asyncio.run(asyncio.wait_for(run(served.url), 2 * PATIENCE_S)) == 1
         assert len(areas() - before) == 1  # what the server holds
     same(reader.loaded[0], TENSORS)
 
