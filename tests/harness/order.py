@@ -63,6 +63,12 @@ def pytest_report_header(config):
     return None if seed is None else f"order: random, again with --order-seed={seed}"
 
 
+def pytest_terminal_summary(terminalreporter, config):
+    """Name the seed again where failures are read, and where ``-q`` has left out the header."""
+    if _SEED in config.stash:
+        terminalreporter.line(pytest_report_header(config))
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Shuffle tests if that is asked for, and put the longest files first.

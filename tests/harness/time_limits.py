@@ -18,14 +18,14 @@ LIMITS_S = {
     "tests/test_packages.py": 900.0,
     "backends/vllm/tests/test_vllm_second_runner.py": 1200.0,
     "tests/soak/": 1200.0,
-    "backends/ray/": 600.0,
+    "backends/": 600.0,
     "tests/integration/": 600.0,
     "training/": 600.0,
 }
 """Limits of files whose tests take longer.  A test of its own kind has the marker ``timeout``."""
 
-LONG_LIMIT_S = 1800.0
-"""Of tests marked ``long``."""
+MARKED_LIMITS_S = {"engine": 600.0, "long": 1800.0}
+"""Of tests with these markers, at least."""
 
 CAMPAIGN_SHARE = 1.5
 """How much longer than asked for a campaign may take, which ends with what it has begun."""
@@ -57,8 +57,8 @@ def limit_of(item):
     if marker is not None:
         return marker.args[0] if marker.args else marker.kwargs["timeout"]
     limit_s = next((limit_s for start, limit_s in LIMITS_S.items() if item.nodeid.startswith(start)), LIMIT_S)
-    if item.get_closest_marker("long"):
-        limit_s = max(limit_s, LONG_LIMIT_S)
+    marked = (limit for name, limit in MARKED_LIMITS_S.items() if item.get_closest_marker(name))
+    limit_s = max([limit_s, *marked])
     minutes, seconds = item.config.getoption("--soak-minutes", 0), item.config.getoption("--fuzz-seconds", 0)
     return limit_s + CAMPAIGN_SHARE * (60 * minutes + seconds)
 
