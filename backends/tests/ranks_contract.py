@@ -20,7 +20,6 @@ from msgspec import structs
 from seer_kv_local import LocalPool
 
 from backends.tests.mover import Mover
-from backends.tests.processes import wait_until_dead
 from seer_core import SharedWeights
 from seer_core.errors import EngineError
 from seer_core.model import PromptGroup, Sampling, request_seed
@@ -30,6 +29,8 @@ from seer_core.ports.drafting import StepTimes
 from seer_core.ports.weights import directory
 from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Slot
+from tests.support.eventually import eventually
+from tests.support.processes import alive
 
 __all__ = [
     "PLAIN",
@@ -292,7 +293,7 @@ class RanksContract:
             os.kill(kill(here), signal.SIGKILL)
             here.run(here.until(lambda here=here, losses=losses: len(here.losses) > losses))
             assert len(children) >= self.processes
-            assert all(wait_until_dead(pid) for pid in (leader, *children))
+            eventually(lambda pids=(leader, *children): not any(map(alive, pids)))
 
     def second_of(self, here):
         return rank_of(here.pid, self.second)

@@ -12,9 +12,10 @@ from pathlib import Path
 import attrs
 import pytest
 
-from backends.tests.processes import wait_until_dead
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
+from tests.support.eventually import eventually
+from tests.support.processes import alive
 
 pytestmark = pytest.mark.engine
 
@@ -241,4 +242,4 @@ asyncio.run(main())
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as runtime:
         worker = int(runtime.stdout.readline())
         runtime.kill()
-    assert wait_until_dead(worker)
+    eventually(lambda: not alive(worker))
