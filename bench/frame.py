@@ -40,6 +40,7 @@ CASES = (
     "draft_step",
     "sampler",
     "gpu_reports",
+    "starts",
     "equality",
     "epochs",
     "viewers",

@@ -20,6 +20,7 @@ __all__ = [
     "IMPORTED",
     "LLM_ENGINE",
     "ON_CPU",
+    "PRELOADED",
     "RUNNER",
     "SCHEDULER",
     "SECOND_DRAFTING",
@@ -44,6 +45,7 @@ VERIFIED = "drafts are not verified by key"
 PIECES = "responses that stream come at the ends of chunks"
 RAGGED = "the drafts of a step have no common length, and steps no full CUDA graph"
 UNDRAFTED = "there are no drafts"
+REPEATED = "each instance does again what one process could do for all"
 PADDED = "a new request is padded with drafts of no meaning, beyond the end of its chunk"
 
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
@@ -55,6 +57,7 @@ _DRAFTS = "vllm.v1.spec_decode.metadata:SpecDecodeMetadata"
 _ATTENTION = "vllm.v1.attention.backend:CommonAttentionMetadata"
 _LINEAR = "vllm.model_executor.layers.linear:UnquantizedLinearMethod"
 _HEAD = "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod"
+_REGISTRY = "vllm.model_executor.models.registry"
 _RELOAD = "vllm.model_executor.model_loader.reload"
 
 IMPORTED = (
@@ -121,6 +124,18 @@ def kv_check() -> Name:
         "too little KV memory is reported in tenths of GiB",
         ("available_memory", "get_needed_memory", "max_model_len", "estimate_max_model_len"),
     )
+
+
+PRELOADED = (
+    Name("vllm.logger", "configure_logging_if_needed", REPEATED, ("config",)),
+    Name("vllm.config.logging", "LoggingConfig", REPEATED),
+    Name("vllm.platforms.interface:Platform", "register_triton_kernel_overrides", REPEATED, ()),
+    Name(f"{_REGISTRY}:_ModelRegistry", "models", REPEATED),
+    Name(f"{_REGISTRY}:_ModelRegistry", "register_model", REPEATED, ("self", "model_arch", "model_cls")),
+    Name(f"{_REGISTRY}:_LazyRegisteredModel", "load_model_cls", REPEATED, ("self",)),
+    Name("vllm.plugins", "load_general_plugins", REPEATED, ()),
+)
+"""What can be done once for all instances that are forked from one process."""
 
 
 ON_CPU = (

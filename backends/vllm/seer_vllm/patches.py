@@ -1,4 +1,4 @@
-"""Changes to vLLM before an engine is made: where a file lies, and the text of an error."""
+"""Changes to vLLM before an engine is made: where a file lies, the text of an error, what is done once."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+from vllm.platforms import current_platform
 from vllm.v1.executor import multiproc_executor, uniproc_executor
 
 from seer_core.errors import EngineError
 from seer_vllm.internals import kv_check
 
-__all__ = ["install"]
+__all__ = ["install", "register_kernels_once"]
 
 RENDEZVOUS = "get_file_store_init_method"
+KERNELS = "register_triton_kernel_overrides"
 
 
 def install(scratch: Path) -> None:
@@ -27,6 +29,16 @@ def install(scratch: Path) -> None:
         setattr(executor, RENDEZVOUS, lambda: address)
     check = kv_check()
     setattr(import_module(check.owner), check.name, check_enough_kv)
+
+
+def register_kernels_once() -> None:
+    """Put vLLM's kernels for a CPU in the place of Triton's in this process, and in no fork of it once more.
+
+    For each worker vLLM looks through the attributes of all modules for them.  A module that is imported
+    later finds the new ones where they are defined, as it does without a fork.
+    """
+    current_platform.register_triton_kernel_overrides()
+    setattr(type(current_platform), KERNELS, classmethod(lambda _: None))
 
 
 def check_enough_kv(

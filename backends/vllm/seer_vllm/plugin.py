@@ -24,6 +24,7 @@ MAX_TEMPERATURE = 2.0
 """vLLM's ``SamplingParams`` refuses more."""
 
 INSTANCE = "seer_vllm.instance:VllmAdapter"
+PRELOAD = "seer_vllm.preload:preload"
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 """0 is the first model runner, 1 the second; without it vLLM chooses."""
 SPREAD = "an instance spreads every layer over its devices: write tensor_parallel"
@@ -117,6 +118,7 @@ def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher |
             vllm_environment(inherited(launcher), settings.threads, devices, settings.runner)
             for devices in share_devices("vllm", settings.instances, os.environ, parallel, launcher=launcher)
         ],
+        preload=PRELOAD,
         launcher=launcher,
         max_temperature=MAX_TEMPERATURE,
         controls=CONTROLS,

@@ -25,7 +25,8 @@ from seer_worker.process.names import flaw_of
 
 assert vllm.__version__.startswith({version!r}), vllm.__version__
 internals.check_imports(on_cpu=True)
-assert not [flaw for name in internals.SECOND_IMPORTED if (flaw := flaw_of(name))]
+names = (*internals.SECOND_IMPORTED, *internals.PRELOADED)
+assert not [flaw for name in names if (flaw := flaw_of(name))]
 """
 
 

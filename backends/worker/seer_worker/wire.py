@@ -28,6 +28,7 @@ __all__ = [
     "ForgetGroup",
     "FromWorker",
     "MeasureSteps",
+    "Measured",
     "PoolMessage",
     "PushSiblingTokens",
     "Ready",
@@ -44,6 +45,17 @@ __all__ = [
 ]
 
 
+class Measured(msgspec.Struct, frozen=True):
+    """What an instance has measured of itself when it started."""
+
+    device: str
+    """The kind of device that it computes on, empty where that is not known."""
+    moves: dict[str, float]
+    """What chunks cost to begin and to move, by the field of ``InstanceInfo``."""
+    step_times: StepTimes | None = None
+    """The times of steps that draft, where its draft source came without."""
+
+
 class Start(msgspec.Struct, frozen=True, tag=True):
     """The first message: make the instance; files that need not outlive it belong into ``scratch``.
 
@@ -51,7 +63,8 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     plain data of its own.  ``own_methods`` are the engine's methods of drafting, ``<engine>:<method>``,
     which a source may name instead of a class.  ``seer`` is the runtime's version; ``model_dir`` is to hold
     files of this digest, if it is given.  ``tokenizer_dir`` has the model's tokenizer, which stop strings
-    need.  ``address`` is this node's, which the worker itself measures.
+    need.  ``address`` is this node's, which the worker itself finds out.  ``measured`` is what another
+    instance like this one has measured on this machine; the worker need not measure it again.
     """
 
     instance: str
@@ -66,6 +79,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     model_digest: str = ""
     tokenizer_dir: str = ""
     address: str = LOOPBACK
+    measured: Measured | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -155,6 +169,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The engine is up."""
 
     info: InstanceInfo
+    measured: Measured | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-"""What fork servers of tests import, and toys that report what they have from where they run."""
+"""Imports for fork servers of tests, and toys that report what they have from where they run."""
 
 import json
 import os
@@ -19,6 +19,7 @@ from seer_core.errors import EngineError
 __all__ = ["Facts", "preload", "preload_and_fail", "preload_with_a_thread"]
 
 HELD = [socket.socket()]
+os.environ["SET_BY_AN_IMPORT"] = "1"
 
 
 def preload_and_fail():

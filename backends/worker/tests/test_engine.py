@@ -11,6 +11,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from seer_worker.client import fork_server
 from seer_worker.client.channel import Channel
 from seer_worker.client.local import LocalLauncher
 from seer_worker.client.process_transport import Launch, process_client
@@ -554,8 +555,8 @@ def test_an_instance_that_cannot_be_made_says_why(launch, local, changes, compla
 def test_a_launch_that_fails_for_want_of_room_does_not_blame_the_interpreter(
     launch, local, monkeypatch, tmp_path
 ):
-    async def start(**changes):
-        engine = process_client("toy-0", attrs.evolve(launch, launcher=local, **changes))
+    async def start(launcher=local, **changes):
+        engine = process_client("toy-0", attrs.evolve(launch, launcher=launcher, **changes))
         with pytest.raises(EngineError) as caught:
             await engine.start(Sink())
         return str(caught.value)
@@ -564,11 +565,13 @@ def test_a_launch_that_fails_for_want_of_room_does_not_blame_the_interpreter(
         (tmp_path / "file").touch()
         said = await start(log_dir=tmp_path / "file" / "logs")
         assert "toy-0.log cannot be written: Not a directory; correct `log_dir`" in said
+        fork_server.end_all()
         monkeypatch.setattr(subprocess, "Popen", no_memory)
         before = set(os.listdir("/proc/self/fd"))
-        said = await start()
-        assert "this machine cannot start a process: Cannot allocate memory; free what it lacks" in said
-        assert set(os.listdir("/proc/self/fd")) <= before
+        for launcher in (local, LocalLauncher()):
+            said = await start(launcher=launcher)
+            assert "this machine cannot start a process: Cannot allocate memory; free what it lacks" in said
+            assert set(os.listdir("/proc/self/fd")) <= before
 
     def no_memory(*args, **options):
         raise OSError(12, "Cannot allocate memory")

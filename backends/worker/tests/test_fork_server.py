@@ -108,6 +108,7 @@ def test_a_forked_worker_has_what_a_started_one_has(launch):
         *("interrupt", "terminate", "path"),
     ):
         assert forked[name] == started[name], name
+    assert forked["environment"]["SET_BY_AN_IMPORT"] == "1"
     kinds = [
         sorted(target.split(":")[0].split("[")[0] for target in facts["fds"].values())
         for facts in (forked, started)

@@ -17,7 +17,9 @@ from seer_core.errors import EngineError, NoPlaceError
 from seer_core.frames import WireError
 from seer_core.model import InstanceInfo
 from seer_core.ports.launcher import Launcher, RunningWorker, TemporaryWorker
+from seer_worker.client import measurements
 from seer_worker.client.engine import InstanceSpec, Peer, WorkerClient
+from seer_worker.client.local import LocalLauncher
 from seer_worker.wire import (
     Called,
     ControlCall,
@@ -105,9 +107,12 @@ class ProcessTransport:
             raise EngineError(f"instance {id!r} did not start: not launched after {limit}") from error
         self.worker, self._peer = worker, peer
         try:
-            worker.send(msgspec.structs.replace(start, scratch=worker.scratch))
+            like = launch.interpreter, launch.environment, start
+            here = isinstance(launch.launcher, LocalLauncher)
+            measured = measurements.recall(*like) if here else None
+            worker.send(msgspec.structs.replace(start, scratch=worker.scratch, measured=measured))
             async with asyncio.timeout_at(ready_by_s):
-                info = await self._ready(worker, peer)
+                ready = await self._ready(worker, peer)
         except (EOFError, WireError, TimeoutError) as error:
             self._keeps_log = True
             how = await worker.end(LOSS_GRACE_S if isinstance(error, EOFError) else 0)
@@ -123,8 +128,10 @@ class ProcessTransport:
             await worker.end()
             self.worker = None
             raise
+        if here:
+            measurements.keep(*like, ready.measured)
         self._listener = asyncio.create_task(self._listen(worker, peer))
-        return info
+        return ready.info
 
     async def find_place(self, name: str, waiting: Callable[[str], None]) -> None:
         """Wait until the launcher has a place for the worker."""
@@ -182,15 +189,15 @@ class ProcessTransport:
             if not self._keeps_log:
                 worker.discard_log()
 
-    async def _ready(self, worker: RunningWorker, peer: Peer) -> InstanceInfo:
-        info = None
-        while info is None:
+    async def _ready(self, worker: RunningWorker, peer: Peer) -> Ready:
+        ready = None
+        while ready is None:
             for message in await worker.receive():
                 if isinstance(message, Ready):
-                    info = message.info
+                    ready = message
                 else:
                     self._deliver(message, peer)
-        return info
+        return ready
 
     async def _listen(self, worker: RunningWorker, peer: Peer) -> None:
         """Deliver messages until the worker is gone, and then its loss, once."""

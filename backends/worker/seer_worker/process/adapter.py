@@ -29,12 +29,12 @@ from seer_worker.process.account import RequestStats
 from seer_worker.process.degradation_log import DegradationLog
 from seer_worker.process.instance import LogitRow, Rejected
 from seer_worker.process.meters import CELL_S, MoveProfiler, Profilable, StepProfiler, start_grid
-from seer_worker.process.place import node_name
+from seer_worker.process.place import device_kind, node_name
 from seer_worker.process.pooling import PooledRequests
 from seer_worker.process.stops import StopStrings
 from seer_worker.process.stores import STORE
 from seer_worker.tokenizer import ModelTokenizer
-from seer_worker.wire import Degraded, Failed, Finished, Start, Telemetry
+from seer_worker.wire import Degraded, Failed, Finished, Measured, Start, Telemetry
 
 __all__ = [
     "CoreAdapter",
@@ -377,9 +377,16 @@ class CoreAdapter:
         self._use_weights(0, self.info.fingerprint)
         if start.store is not None:
             self._share(start.store, start.address)
-        self.info = structs.replace(self.info, **self._forward.measure_moves(start.store is not None))
+        device = device_kind()
+        known = start.measured
+        if self.emulated or known is None or not device or known.device != device:
+            known = Measured(device, dict(self._forward.measure_moves(start.store is not None)))
+        self.info = structs.replace(self.info, **known.moves)
         if start.source is not None and core.drafts is not None and core.drafts.takes_source:
-            self._attach(start.source, core.drafts)
+            times = self._step_times(start.source, known)
+            known = structs.replace(known, step_times=times)
+            self._attach(start.source, core.drafts, times)
+        self.measured = known
 
     def submit(self, job: ChunkJob) -> None:
         """Queue a chunk."""
@@ -515,14 +522,18 @@ class CoreAdapter:
         self._weight_version = version
         self._salt = f"weights-{version}-{fingerprint}"
 
-    def _attach(self, source: SourceSpec, drafts: DraftControl) -> None:
-        """Make the draft source, with step times of this instance if it comes without."""
-        times = source.step_times
+    def _step_times(self, source: SourceSpec, known: Measured) -> StepTimes:
+        """Return a source's own step times, those that are known, or those measured here."""
+        times = source.step_times or known.step_times
         if times is None:
             grid = start_grid(self.info.max_running, source.draft_tokens)
             times = self._forward.measure_steps(*grid, None, CELL_S)
             if times is None:
                 raise EngineError("too little KV memory to measure a step: raise kv_cache_bytes")
+        return times
+
+    def _attach(self, source: SourceSpec, drafts: DraftControl, times: StepTimes) -> None:
+        """Make the draft source."""
         host = DraftContext(
             instance_id=self.info.id,
             max_running=self.info.max_running,

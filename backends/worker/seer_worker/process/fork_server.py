@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -71,9 +71,11 @@ class Request:
 class ForkServer:
     """Forks a worker for each request that comes by ``control``."""
 
-    def __init__(self, control: socket.socket, facts: dict[str, str]) -> None:
+    def __init__(self, control: socket.socket, facts: dict[str, str], changed: Mapping[str, str]) -> None:
+        """Take requests by ``control``; ``changed`` are variables that the import of the engine has set."""
         self._control = control
         self._facts = facts
+        self._changed = changed
         self._poll = select.poll()
         self._by_fd: dict[int, Callable[[], object]] = {}
         self._requests: set[Request] = set()
@@ -189,7 +191,7 @@ class ForkServer:
                 os.dup2(log_fd, fd)
             os.fchdir(directory)
             self._close(request, log_fd, directory)
-            _take_over(wanted)
+            _take_over(wanted, self._changed)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             log.info("worker_forked", instance=wanted.name, server=os.getppid(), **self._facts)
             status = work(socket.socket(fileno=connection), lambda: signal.alarm(EXIT_GRACE_S))
@@ -233,11 +235,11 @@ def _signalling_pipes() -> list[int]:
     return found
 
 
-def _take_over(wanted: Fork) -> None:
+def _take_over(wanted: Fork, changed: Mapping[str, str]) -> None:
     """Have what a process started by the runtime would have: variables, limits, and randomness of its own."""
     replace_path(wanted.environment.get("PYTHONPATH", ""))
     os.environ.clear()
-    os.environ.update(wanted.environment)
+    os.environ.update({**wanted.environment, **changed})
     os.umask(wanted.umask)
     for number, limits in wanted.limits.items():
         with suppress(ValueError, OSError):  # the hard limit of this process is lower
@@ -282,13 +284,14 @@ def main(fd: int, preload: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_log()
     gc.disable()  # nothing of an import is garbage, and a collection in a worker would copy all pages
-    begun_s = perf_counter()
+    begun_s, before = perf_counter(), dict(os.environ)
     module, _, name = preload.partition(":")
     getattr(import_module(module), name)()
     facts = {"imported": preload, "import_s": f"{perf_counter() - begun_s:.1f}"}
     gc.collect()
     gc.freeze()
-    ForkServer(socket.socket(fileno=fd), facts).serve()
+    changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    ForkServer(socket.socket(fileno=fd), facts, changed).serve()
     return 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from seer_core.ports.kv import LOOPBACK
 
-__all__ = ["node_name", "own_address"]
+__all__ = ["device_kind", "node_name", "own_address"]
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PROCESSES = Path("/proc/self/ns/pid")
@@ -30,6 +30,15 @@ def node_name() -> str:
         facts.append(os.readlink(PROCESSES))
     host = socket.gethostname()
     return f"{host}-{hashlib.sha256(' '.join([host, *facts]).encode()).hexdigest()[:8]}"
+
+
+def device_kind() -> str:
+    """Return the kind of device on which this process computes; empty if other processes do that for it."""
+    import torch  # takes seconds
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    return torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""  # type: ignore[no-untyped-call]
 
 
 def own_address(connection: socket.socket) -> str:

@@ -341,7 +341,8 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
             from seer_worker.sampling.selftest import check_keyed  # imports torch, which takes seconds
 
             check_keyed(instance)
-        link.send(*_messages_from(instance), Ready(_placed(instance.info, start.store)))
+        measured = getattr(instance, "measured", None)
+        link.send(*_messages_from(instance), Ready(_placed(instance.info, start.store), measured))
         Worker(link.send, instance).serve(link)
     except EOFError:
         return 0
