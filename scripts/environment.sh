@@ -1,5 +1,5 @@
 # Sourced by the scripts that create virtual environments, from the project's root: what they have in common.
-# pip brings PyTorch, from where its own configuration says, and uv; uv brings everything else, in a third of the time,
+# pip fetches PyTorch, from where its own configuration says, and uv; uv installs everything, in a third of the time,
 # and links what several environments have instead of copying it.
 
 uv='uv==0.13.9'
@@ -40,11 +40,36 @@ install() {
     }
 }
 
-# install_torch CONSTRAINTS: PyTorch's build for CPUs.
+# install_own ...: as install, for projects of this tree: a build writes into it, so one at a time.
+install_own() { exclusively install "$@"; }
+
+# exclusively COMMAND ...: run it while no other set-up script runs such a command; they may run beside each other.
+exclusively() {
+    mkdir -p build
+    (
+        ! command -v flock >/dev/null || flock 9
+        "$@"
+    ) 9>build/setup.lock
+}
+
+# install_torch CONSTRAINTS: PyTorch's build for CPUs, whose wheel is fetched once for all environments.
 install_torch() {
-    say "installing PyTorch for CPUs (about 200 MB)"
-    pip install --no-compile -c "$1" "$torch" 2>/dev/null || {
+    exclusively fetch_torch
+    install -c "$1" "$(torch_wheel)"
+}
+
+torch_wheel() {
+    local python
+    python=$("$environment/bin/python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+    find build/wheels -name "torch-${torch#torch==}-$python-*.whl" 2>/dev/null | head -n 1
+}
+
+fetch_torch() {
+    [ -z "$(torch_wheel)" ] || return 0
+    say "fetching PyTorch for CPUs (about 200 MB)"
+    mkdir -p build/wheels
+    pip download --no-deps --dest build/wheels "$torch" 2>/dev/null || {
         say "pip has no CPU build of torch at hand; taking it from PyTorch's own CPU wheel index"
-        pip install --no-compile -c "$1" --extra-index-url "$torch_index" "$torch"
+        pip download --no-deps --dest build/wheels --extra-index-url "$torch_index" "$torch"
     }
 }
