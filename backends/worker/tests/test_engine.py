@@ -208,6 +208,32 @@ def test_a_worker_runs_where_its_launcher_puts_it(launch, local):
     assert len(first) == 8
 
 
+def test_an_instance_on_this_machine_uses_what_another_like_it_has_measured(launch, local):
+    like = attrs.evolve(launch, launcher=local, instance="toys:Measuring", settings={"model": "m"})
+    others = [
+        {"settings": {"model": "other"}},
+        {"environment": {**like.environment, "OMP_NUM_THREADS": "7"}},
+        {"launcher": launch.launcher},
+    ]
+
+    async def measured(**changes):
+        sink = Sink()
+        engine = await started(attrs.evolve(like, **changes), sink)
+        pid = getattr(engine.worker, "pid", os.getpid())
+        await engine.stop()
+        return float(sink.degradations[0].reason), float(pid)
+
+    async def story():
+        first, pid = await measured()
+        assert first == pid
+        assert (await measured())[0] == first
+        for changes in others:
+            found, pid = await measured(**changes)
+            assert found == pid != first
+
+    play(story)
+
+
 def test_a_lost_instance_asks_its_launcher_for_a_place(launch):
     engine = process_client("toy-0", launch)
     assert isinstance(engine, PlaceSeeker)

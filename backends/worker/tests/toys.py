@@ -7,7 +7,7 @@ from math import nan
 import torch
 from seer_worker.process.instance import Rejected
 from seer_worker.sampling.sampler import Sampler
-from seer_worker.wire import Degraded, Failed, Finished, Telemetry
+from seer_worker.wire import Degraded, Failed, Finished, Measured, Telemetry
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
@@ -131,6 +131,15 @@ class Ranking(Streaming):
 
     def top_logprobs(self, job_id, start, end):
         return TopLogprobs.of([[each] for each in self.running[job_id][1][start:end]])
+
+
+class Measuring(Toy):
+    """Measures the process that it is in, unless another like it has, and reports that."""
+
+    def __init__(self, start):
+        super().__init__(start)
+        self.measured = start.measured or Measured("cpu", {"step_s": float(os.getpid())})
+        self.reports.append(Degraded("drafting", str(self.measured.moves["step_s"])))
 
 
 class Hesitant(Streaming):
