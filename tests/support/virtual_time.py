@@ -23,13 +23,14 @@ class VirtualTime(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._now_s = 0.0
-        super().__init__(_Jumping(self._jump))
+        super().__init__(_Jumping(self.pass_s))
 
     def time(self) -> float:
         """Return the virtual time in seconds, which begins at 0."""
         return self._now_s
 
-    def _jump(self, seconds: float) -> None:
+    def pass_s(self, seconds: float) -> None:
+        """Let time pass at once, as for a loop whose thread does something else."""
         self._now_s += seconds
 
 
