@@ -2,10 +2,11 @@
 
 import json
 import runpy
+from pathlib import Path
 
 import pytest
 
-SCRIPT = "scripts/test-costs"
+SCRIPT = str(Path(__file__).parents[2] / "scripts" / "test-costs")
 TRANSPORT = """
 class ProcessTransport:
     async def open(self, start, peer):
