@@ -7,8 +7,10 @@ import threading
 
 import pytest
 
+from seer_core.model.events import ChunkFinished, Dispatch
 from tests.support import patience
 from tests.support.eventually import aeventually, eventually
+from tests.support.killer import Killer
 from tests.support.ports import reserved_port
 from tests.support.processes import alive, children_of, descendants
 from tests.support.virtual_time import run_in_virtual_time
@@ -132,3 +134,23 @@ def test_a_reserved_port_refuses_connections_and_is_given_to_the_server_that_nam
                 server.accept()[0].close()
             with pytest.raises(OSError, match="in use"):
                 socket.create_server(("127.0.0.1", port))
+
+
+def test_a_killer_kills_once_in_the_event_that_sends_a_chunk_to_its_instance():
+    struck = []
+    killer = Killer(None, after=2, of=ChunkFinished, instance="b")
+
+    def finish(*instances):
+        sent = [Dispatch("g/1", each, 16, 16, False) for each in instances]
+        killer.observe(0.0, ChunkFinished("g/0", "a", 4, False), sent)
+
+    for _ in range(3):
+        finish("b")
+    killer.kill = struck.append
+    finish("b")
+    finish("a")
+    finish()
+    assert (struck, killer.killed) == ([], None)
+    finish("a", "b")
+    finish("b")
+    assert (struck, killer.killed) == (["b"], "b")

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Sequence
-from typing import Any
-
 from bench.gpu.check import GpuMachine
 from bench.gpu.sessions import (
     EXACT,
@@ -74,34 +69,17 @@ def moves(machine: GpuMachine) -> list[Row]:
     return rows
 
 
-class Killer:
-    """An observer of a ``session`` that kills the worker of an instance to which a chunk is being sent.
-
-    So the rollout cannot end before the loss is noticed.  It has no session until it is to kill, and waits
-    until a chunk has finished.
-    """
-
-    def __init__(self) -> None:
-        self.session: Any = None
-
-    def observe(self, now: float, event: Any, commands: Sequence[Any]) -> None:
-        """Kill the worker at the first chunk that follows another."""
-        from seer_core.model.events import ChunkFinished, Dispatch
-
-        sent = [each.instance_id for each in commands if isinstance(each, Dispatch)]
-        if self.session is not None and sent and isinstance(event, ChunkFinished):
-            engines, self.session = self.session.runtime.engines, None
-            os.kill(engines[sent[0]].worker.pid, signal.SIGKILL)
-
-
 def kill(machine: GpuMachine) -> list[Row]:
     """Kill one of two instances in the middle of a rollout: its work goes on, and it starts again."""
+    from seer_core.model.events import ChunkFinished
+    from tests.support.killer import Killer, kill_worker_of
+
     groups, responses, tokens = (3, 2, 48) if machine.small else (8, 8, 512)
     records = prompts(groups, tokens, responses)
-    killer, config = Killer(), pair_config(machine, 2, tokens, pool=True)
+    killer, config = Killer(None, after=1, of=ChunkFinished), pair_config(machine, 2, tokens, pool=True)
     with session_of(config, environment_of(machine), [killer]) as session:
         before = roll_out(session, records)
-        killer.session = session
+        killer.kill = kill_worker_of(session.runtime)
         finished = {
             each.request_id: [*each.token_ids] for each in session.stream([*map(dict, records)], iteration=0)
         }

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from pathlib import Path
 
 import attrs
 import msgspec
 import pytest
 
+from seer_core.model.events import Complete
 from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import fill_slots
 from seer_core.ports.drafting import StepTimes
 from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Slot
+from tests.support.killer import Killer, kill_worker_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
 SETTINGS = [
@@ -91,14 +91,10 @@ def test_a_rollout_goes_from_vllm_to_sglang_and_back_and_on_without_one_of_them(
                 found[name] = await runtime.rollout(groups).wait()
             assert await runtime.update_weights(EXAMPLE / "weights") == 1
             assert set(runtime.alive) == {"vllm-0", "sglang-0"}
-            await runtime.use(placed_by(Migrating()))
-            rollout = runtime.rollout(groups)
-            finished = 0
-            async for _ in rollout:
-                finished += 1
-                if finished == KILL_AFTER:
-                    os.kill(runtime.engines["sglang-0"].worker.pid, signal.SIGKILL)
-            found["killed"] = rollout.result
+            killer = Killer(kill_worker_of(runtime), after=KILL_AFTER, of=Complete, instance="sglang-0")
+            await runtime.use(placed_by(Migrating()).with_observer(killer))
+            found["killed"] = await runtime.rollout(groups).wait()
+            assert killer.killed == "sglang-0"
             await runtime._fleet.restarts_over()
             assert set(runtime.alive) == {"vllm-0", "sglang-0"}
         return found

@@ -6,10 +6,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.support.eventually import PATIENCE_S, eventually
+from tests.support.processes import alive, descendants
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "tiny_reasoner"
@@ -68,14 +70,13 @@ def test_control_c_keeps_what_has_finished_and_leaves_no_engine_behind(tmp_path)
         text=True,
     )
     completions = out / "completions.jsonl"
-    wait_until(lambda: run.poll() is not None or (completions.exists() and completions.stat().st_size > 0))
-    workers = children_of(run.pid)
+    below = processes_of_a_run_that_writes(run, completions)
+    assert len([pid for pid in below if holds_pool(pid)]) == 1
     run.send_signal(signal.SIGINT)
-    _, errors = run.communicate(timeout=60)
+    _, errors = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 130, errors
     assert "Traceback" not in errors
-    assert len(workers) == 1
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+    eventually(lambda: not any(map(alive, below)))
     lines = completions.read_text("utf-8").splitlines()
     assert lines
     assert all(json.loads(line)["finish_reason"] in ("stop", "length") for line in lines)
@@ -87,13 +88,20 @@ def test_a_killed_runtime_leaves_no_engine_and_no_kv_behind(tmp_path):
         seer("run", EXAMPLE / "demo.toml", "--prompts", EXAMPLE / "prompts.jsonl", "--out", out),
         stderr=subprocess.DEVNULL,
     )
-    completions = out / "completions.jsonl"
-    wait_until(lambda: run.poll() is not None or (completions.exists() and completions.stat().st_size > 0))
-    children = children_of(run.pid)
-    assert sum(map(holds_pool, (run.pid, *children))) == 3
+    below = processes_of_a_run_that_writes(run, out / "completions.jsonl")
+    assert holds_pool(run.pid)
+    assert len([pid for pid in below if holds_pool(pid)]) == 2
     run.kill()
     run.wait()
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+    eventually(lambda: not any(map(alive, below)))
+
+
+def processes_of_a_run_that_writes(run, completions):
+    """Return all that a run has started, its instances among them, once a response has finished."""
+    eventually(lambda: run.poll() is not None or any(map(holds_pool, descendants(run.pid))), "an instance")
+    eventually(lambda: run.poll() is not None or (completions.exists() and completions.stat().st_size > 0))
+    assert run.poll() is None
+    return descendants(run.pid)
 
 
 def holds_pool(pid):
@@ -102,15 +110,3 @@ def holds_pool(pid):
         return "memfd:seer-kv-" in Path(f"/proc/{pid}/maps").read_text()
     except (OSError, ProcessLookupError):
         return False
-
-
-def children_of(pid):
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def wait_until(holds):
-    """Poll, bounded; what is waited for comes from another process."""
-    deadline = time.monotonic() + BOUND_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -11,6 +11,7 @@ import pytest
 
 from seer_core import Runtime, load_config
 from seer_core.ports.policy import Observer
+from tests.support.eventually import aeventually
 
 CONTROLS = {
     "stop": [" be", "the an", "."],
@@ -204,9 +205,8 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
         app = make_app(partial(Runtime.from_config, config), observers=[watch])
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="on"))
         serving = asyncio.create_task(server.serve())
-        while not server.started:
-            assert not serving.done(), "the server did not start"
-            await asyncio.sleep(0.05)
+        await aeventually(lambda: server.started or serving.done())
+        assert not serving.done(), "the server did not start"
         port = server.servers[0].sockets[0].getsockname()[1]
         url = f"http://127.0.0.1:{port}"
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=240) as client:

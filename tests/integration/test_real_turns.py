@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
-import signal
 from pathlib import Path
 
 import attrs
@@ -13,11 +11,13 @@ import msgspec
 import pytest
 
 from seer_core.model import PromptGroup
+from seer_core.model.events import Complete
 from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import Strategies, fill_slots
 from seer_core.ports.drafting import StepTimes
 from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Policies, Slot
+from tests.support.killer import Killer, kill_worker_of
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "tiny_reasoner"
@@ -78,15 +78,12 @@ def test_a_trajectory_is_the_same_whole_divided_moved_drafted_and_after_a_kill(t
             environment = calculator()
             found["moved"] = await runtime.rollout(groups, environment=environment).wait()
             asked["moved"] = environment.asked
-            await runtime.use(attrs.evolve(filled, policies=moving))
+            killer = Killer(kill_worker_of(runtime), after=KILL_AFTER, of=Complete, instance="vllm-1")
+            await runtime.use(attrs.evolve(filled, policies=moving).with_observer(killer))
             environment = calculator()
-            rollout = runtime.rollout(groups, environment=environment)
-            finished = 0
-            async for _ in rollout:
-                finished += 1
-                if finished == KILL_AFTER:
-                    os.kill(runtime.engines["vllm-1"].worker.pid, signal.SIGKILL)
-            found["killed"], asked["killed"] = rollout.result, environment.asked
+            found["killed"] = await runtime.rollout(groups, environment=environment).wait()
+            asked["killed"] = environment.asked
+            assert killer.killed == "vllm-1"
 
     asyncio.run(main())
     whole = found["whole"]

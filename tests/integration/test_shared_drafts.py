@@ -16,6 +16,7 @@ from seer_core.plugins.loading import fill_slots
 from seer_core.ports.drafting import StepTimes
 from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Slot
+from tests.support.eventually import aeventually
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
 FREE = StepTimes((1, 64), (0, 8), ((1.0, 1.0), (1.0, 1.0)))
@@ -70,8 +71,7 @@ def test_siblings_and_earlier_text_is_drafted_on_another_instance_also_after_one
             shared = await runtime.rollout(groups).wait()
             second = max(fleet.engines)
             os.kill(fleet.engines[second].worker.pid, signal.SIGKILL)
-            while second in fleet.alive:
-                await asyncio.sleep(0.01)
+            await aeventually(lambda: second not in fleet.alive)
             await fleet.restarts_over()
             assert not fleet.failed
             again = await runtime.rollout(groups).wait()

@@ -15,8 +15,6 @@ and compares every response with the first way's.
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -25,11 +23,12 @@ import msgspec
 from bench.frame import EXAMPLE, prompts
 from bench.placers import AlwaysMigrate
 from seer_core.model import Completion, PromptGroup, Sampling
-from seer_core.model.events import ChunkFinished, Command, Dispatch, Event
+from seer_core.model.events import ChunkFinished
 from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import Strategies, fill_slots
 from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Slot
+from tests.support.killer import Killer, kill_worker_of
 
 CHUNK_TOKENS = 64
 WAYS = ("whole", "divided", "migrated", "killed", "drafted", "ngram", "suffix")
@@ -66,22 +65,6 @@ ALL_CONTROLS = Sampling(
 SAMPLINGS = {GREEDY: Sampling(0.0), PLAIN: Sampling(), "all controls": ALL_CONTROLS}
 KILL_AFTER = 0.4
 """So many chunks for each response have finished when the kill comes."""
-
-
-class Killer:
-    """Observer that kills, after so many chunks, the process of an instance that is about to get another."""
-
-    def __init__(self, runtime: Runtime, chunks: int) -> None:
-        self._runtime, self._left, self._killed = runtime, chunks, False
-
-    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        """Count a finished chunk, and kill once it is time: the chunk that is being sent is lost for sure."""
-        self._left -= isinstance(event, ChunkFinished)
-        sent = next((each for each in commands if isinstance(each, Dispatch)), None)
-        if self._left <= 0 and sent is not None and not self._killed:
-            self._killed = True
-            pid = self._runtime.engines[sent.instance_id].worker.pid  # type: ignore[attr-defined]
-            os.kill(pid, signal.SIGKILL)
 
 
 async def roll_out_all_ways(
@@ -135,8 +118,8 @@ async def roll_out(
     """Return the completions by request, and how many instances were lost."""
     if kill:
         total = sum(group.n for group in groups)
-        killer = Slot("observer", "killer", Killer(runtime, int(total * KILL_AFTER)))
-        strategies = attrs.evolve(strategies, observers=(*strategies.observers, killer))
+        killer = Killer(kill_worker_of(runtime), after=int(total * KILL_AFTER), of=ChunkFinished)
+        strategies = strategies.with_observer(killer)
     await runtime.use(strategies)
     await runtime.reset_caches()
     result = await runtime.rollout(groups).wait()

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +10,11 @@ import pytest
 
 from seer_core.errors import EngineError
 from seer_core.model import PromptGroup
+from seer_core.model.events import Complete
 from seer_core.plugins.config import make_config
 from seer_core.plugins.loading import assemble
 from seer_core.runtime.runtime import Runtime
+from tests.support.killer import Killer, kill_worker_of
 
 pytestmark = pytest.mark.engine
 
@@ -67,7 +67,7 @@ def groups():
     ]
 
 
-def roll_out(engine="paced", observer=None, attempts=3, killing=False, drafter=(), **settings):
+def roll_out(engine="paced", observer=None, attempts=3, drafter=(), **settings):
     pytest.importorskip("vllm")
     tables = {
         "seer": {"engine": engine, "kv_pool": "none", "restarts": {"attempts": attempts}},
@@ -85,9 +85,8 @@ def roll_out(engine="paced", observer=None, attempts=3, killing=False, drafter=(
     async def run():
         async with Runtime(assembly, config.seer, config.rollout) as runtime:
             rollout = reader.rollout = runtime.rollout(groups())
-            if killing:
-                await anext(rollout)
-                os.kill(assembly.fleet.engines[0].worker.pid, signal.SIGKILL)
+            if isinstance(observer, Killer):
+                observer.kill = kill_worker_of(runtime)
             return await asyncio.wait_for(rollout.wait(), 120)
 
     result = asyncio.run(run())
@@ -148,7 +147,8 @@ def test_steps_go_on_while_a_request_waits_for_its_kv():
 
 
 def test_in_real_time_a_process_each_says_the_same_also_if_one_is_killed():
-    result = roll_out(clock="real", speed=0.5, killing=True)
+    killer = Killer(None, after=1, of=Complete, instance="paced-0")
+    result = roll_out(clock="real", speed=0.5, observer=killer)
     assert result.summary.instances_lost == 1
     assert tokens_of(result) == tokens_of(roll_out("sim"))
 
