@@ -196,7 +196,10 @@ class BareDrafter:
 
 
 class Harness:
-    """One instance, and the sink it reports to."""
+    """One instance, and the sink it reports to.
+
+    A test that leaves it unfit for others sets ``used_up``; the next test that has it gets it as new.
+    """
 
     def __init__(
         self,
@@ -220,7 +223,22 @@ class Harness:
         self._happened = asyncio.Event()
         self._ids = iter(range(1 << 30))
         self.weight_version = 0
+        self.used_up = False
+        self._first_group: str | None = None
         self.info = self.run(engine.start(self))
+
+    def prepare(self) -> None:
+        """Make ready for a test: where an earlier one has used the instance up, start it anew."""
+        if self._first_group is None:
+            self._first_group = self.group
+        if not self.used_up:
+            return
+        self.run(self.engine.stop())
+        for kept in (self.reports, self.degradations, self.losses, self.failures, self.outputs, self.pieces):
+            kept.clear()
+        self.answers.clear()
+        self.group, self.weight_version, self.used_up = self._first_group, 0, False
+        self.info = self.run(self.engine.start(self))
 
     @property
     def pid(self) -> int | None:
@@ -388,6 +406,15 @@ class Harness:
         """Kill the worker, as the kernel would when memory runs out."""
         assert self.pid is not None
         os.kill(self.pid, signal.SIGKILL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Start those instances of a test anew that an earlier one has used up."""
+    for value in getattr(item, "funcargs", {}).values():
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, Harness):
+                each.prepare()
 
 
 @pytest.fixture(scope="session")

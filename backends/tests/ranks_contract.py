@@ -289,7 +289,7 @@ class RanksContract:
         """Kill the worker of the one instance, and while it is idle a rank of the other."""
         for here, kill in zip(pair, (lambda here: here.pid, self.second_of), strict=True):
             leader, children = here.pid, children_of(here.pid)
-            losses = len(here.losses)
+            losses, here.used_up = len(here.losses), True
             os.kill(kill(here), signal.SIGKILL)
             here.run(here.until(lambda here=here, losses=losses: len(here.losses) > losses))
             assert len(children) >= self.processes

@@ -151,7 +151,7 @@ def test_steps_are_measured_with_drafts(drafting):
 
 
 def test_a_source_that_fails_is_reported_and_the_instance_goes_on(roomy, drafting, texts, prompts):
-    """Comes last: the instance drafts no more."""
+    drafting.used_up = True  # it drafts no more
     whole = roomy.whole(prompts(3), PLAIN, TOKENS)
     drafting.group = "failing"
     jobs = [drafting.job(prompt, TOKENS, seed, PLAIN) for seed, prompt in enumerate(prompts(3))]

@@ -456,9 +456,9 @@ def test_blocks_that_are_lost_short_or_foreign_are_misses_and_a_store_that_fails
 
 
 def test_kv_memory_too_small_for_the_load_changes_no_token(start, pair, pool, whole, models, prompts, moved):
-    """Comes last of those with both: two instances at a time."""
     a, b = pair
-    b.run(b.engine.stop())
+    b.run(b.engine.stop())  # two instances at a time
+    b.used_up = True
     tight = start(
         models[0],
         1,
@@ -484,7 +484,6 @@ def test_kv_memory_too_small_for_the_load_changes_no_token(start, pair, pool, wh
 
 
 def test_kv_moves_through_mooncake_in_pages(start, loop, models, roomy, prompts, moved):
-    """Comes last: its instances are two more."""
     mooncake = pytest.importorskip("seer_mooncake", reason="backends/mooncake is not installed")
     settings = {
         "capacity_bytes": 64 << 20,

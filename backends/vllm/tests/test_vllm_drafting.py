@@ -281,7 +281,7 @@ def test_a_source_reports_what_it_lacks_before_its_instance_is_ready_and_later(d
 
 
 def test_a_source_that_fails_is_left_alone_and_changes_no_token(drafting, roomy, prompts):
-    """Comes last of those that draft: the instance drafts no more, and ends."""
+    drafting.used_up = True  # it drafts no more, and ends
     expected = roomy.whole(prompts(4), PLAIN, 80)
     assert drafting.whole(prompts(4), PLAIN, 80) == expected
     drafting.group = "raise"

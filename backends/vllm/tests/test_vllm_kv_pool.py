@@ -318,8 +318,8 @@ def scores(harness, prompts):
 
 
 def test_asleep_it_holds_no_kv_memory_and_awake_it_answers_as_before(pair, cold, models, prompts):
-    """Comes last of those with both: the second instance, which drafts, has other weights then."""
-    _, b = pair
+    a, b = pair
+    a.used_up = b.used_up = True  # they have other weights, of which they may share no KV
     b.group = "nothing"
     many, version, degradations = prompts(8), b.weight_version, len(b.degradations)
     before = scores(b, many)

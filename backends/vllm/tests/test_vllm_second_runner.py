@@ -224,7 +224,7 @@ def test_drafts_padded_to_one_length_change_no_token_on_the_second(
 
 
 def test_a_source_that_fails_is_given_up_and_the_tokens_stay(roomy, second_drafting, prompts):
-    """Comes last of those that draft as they are asked to: the instance drafts no more."""
+    second_drafting.used_up = True  # it drafts no more
     second_drafting.group = "raise"
     assert second_drafting.whole(prompts(2), PLAIN, 12) == roomy.whole(prompts(2), PLAIN, 12)
     assert [each.reason for each in second_drafting.degradations] == [

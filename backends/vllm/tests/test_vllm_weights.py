@@ -364,7 +364,7 @@ def test_an_instance_updated_in_place_and_one_restarted_say_the_same_though_the_
 def test_a_trainer_killed_during_the_check_leaves_the_old_weights_and_during_the_load_no_instance(
     tied, tied_models, prompts, killed_trainer
 ):
-    """Comes last: the instance is lost."""
+    tied.used_up = True  # it is lost
     before, version = scores(tied, prompts(2), 20), tied.weight_version + 1
     with pytest.raises(EngineError, match="the weights did not arrive"):
         tied.run(tied.engine.update_weights(killed_trainer(tied_models[1], 0), version))
