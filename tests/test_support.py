@@ -13,7 +13,7 @@ from tests.support.eventually import aeventually, eventually
 from tests.support.killer import Killer
 from tests.support.ports import reserved_port
 from tests.support.processes import alive, children_of, descendants
-from tests.support.virtual_time import run_in_virtual_time
+from tests.support.virtual_time import later, run_in_virtual_time
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_process_that_was_not_waited_for_is_dead():
 def test_virtual_time_jumps_from_timer_to_timer_and_stands_still_for_threads():
     async def story():
         loop, times = asyncio.get_running_loop(), []
-        await asyncio.gather(*(asyncio.sleep(seconds) for seconds in (3600, 60, 0.5)))
+        await asyncio.gather(*(later(seconds) for seconds in (3600, 60, 0.5)))
         times.append(loop.time())
         limit = loop.call_later(0.001, times.append, "too late")
         thread = threading.Timer(0.05, times.append, ["a thread"])

@@ -19,6 +19,8 @@ import attrs
 import httpx
 import pytest
 
+from tests.support.eventually import eventually
+
 from .campaign import PROGRAM
 from .deaths import DAMAGES, DEATHS, Disk, Life, bad_ending, damage, strike
 
@@ -113,9 +115,9 @@ class RestartedServer:
                 stderr=stderr,
                 text=True,
             )
-        while not (found := re.search(r"running on (http://\S+)", self.errors)):
-            assert process.poll() is None, self.errors
-            time.sleep(0.02)
+        address = re.compile(r"running on (http://\S+)")
+        found = eventually(lambda: address.search(self.errors) or process.poll() is not None)
+        assert process.poll() is None, self.errors
         self.url = found[1]
         return process
 

@@ -30,6 +30,7 @@ from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.environment import EnvironmentAnswer
 from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import CORE, Policies, Slot
+from tests.support.eventually import aeventually
 
 ENGINES = Path(__file__).parents[2] / "examples/plugins/engines"
 PATIENCE_S = 120.0
@@ -363,9 +364,8 @@ async def serve(app, work):
     """Serve an application, and return what ``work`` does with its url."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="on"))
     serving = asyncio.create_task(server.serve())
-    while not server.started:
-        assert not serving.done(), "the server did not start"
-        await asyncio.sleep(0.01)
+    await aeventually(lambda: server.started or serving.done())
+    assert not serving.done(), "the server did not start"
     try:
         return await work(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}")
     finally:
@@ -387,8 +387,9 @@ def test_harnesses_that_vanish_or_misbehave_leave_nothing_at_the_server(engines,
                 if time.monotonic() > end:
                     break
         kept = broker.trajectories
-        while broker.unfinished or broker._subscriptions or kept.kept or kept.kept_groups:
-            await asyncio.sleep(0.01)
+        await aeventually(
+            lambda: not (broker.unfinished or broker._subscriptions or kept.kept or kept.kept_groups)
+        )
         assert not kept._under_way
 
     asyncio.run(asyncio.wait_for(serve(app, work), PATIENCE_S + 60 * soak.minutes))

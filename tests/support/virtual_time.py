@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tests.support import patience
 
-__all__ = ["VirtualTime", "run_in_virtual_time"]
+__all__ = ["VirtualTime", "later", "run_in_virtual_time"]
 
 T = TypeVar("T")
 
@@ -52,6 +52,12 @@ class _Jumping(selectors.DefaultSelector):
         if not found and timeout > 0:
             self._jump(timeout)
         return found
+
+
+async def later(seconds: float) -> None:
+    """Return after so many seconds of virtual time."""
+    assert isinstance(asyncio.get_running_loop(), VirtualTime), "it would take as long"
+    await asyncio.sleep(seconds)
 
 
 def run_in_virtual_time(story: Coroutine[Any, Any, T]) -> T:

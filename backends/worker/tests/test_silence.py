@@ -11,7 +11,7 @@ from seer_worker.wire import Submit, Telemetry
 
 from seer_core.model import Sampling
 from seer_core.ports.engine import ChunkJob
-from tests.support.virtual_time import run_in_virtual_time
+from tests.support.virtual_time import later, run_in_virtual_time
 
 LIMIT_S = 3.0
 LOST = ["silent for silence_timeout_s = 3 with 1 chunks"]
@@ -97,9 +97,9 @@ def play(monkeypatch):
 def test_a_worker_that_is_silent_with_a_chunk_is_lost_at_its_limit(play):
     async def story(worker, peer, submit):
         submit()
-        await asyncio.sleep(0.9 * LIMIT_S)
+        await later(0.9 * LIMIT_S)
         assert peer.losses == []
-        await asyncio.sleep(0.5 * LIMIT_S)
+        await later(0.5 * LIMIT_S)
 
     assert play(story) == LOST
 
@@ -108,9 +108,9 @@ def test_every_byte_ends_the_silence(play):
     async def story(worker, peer, submit):
         submit()
         for _ in range(10):
-            await asyncio.sleep(0.9 * LIMIT_S)
+            await later(0.9 * LIMIT_S)
             worker.say()
-            await asyncio.sleep(0.6 * LIMIT_S)
+            await later(0.6 * LIMIT_S)
             worker.received_bytes += 1  # of a message that has not come to its end
         assert len(peer.received) == 10
 
@@ -124,7 +124,7 @@ def test_an_instance_outlives_an_event_loop_that_does_not_listen(play, seconds):
         for _ in range(3):
             await asyncio.sleep(0)
             asyncio.get_running_loop().pass_s(seconds)  # a reward that computes, say
-        await asyncio.sleep(0.5 * LIMIT_S)
+        await later(0.5 * LIMIT_S)
         worker.say()
         await asyncio.sleep(0)
 
@@ -135,19 +135,19 @@ def test_a_worker_that_is_silent_after_the_event_loop_has_come_back_is_lost(play
     async def story(worker, peer, submit):
         submit()
         asyncio.get_running_loop().pass_s(10 * LIMIT_S)
-        await asyncio.sleep(1.5 * LIMIT_S)
+        await later(1.5 * LIMIT_S)
 
     assert play(story) == LOST
 
 
 def test_idle_time_is_no_silence(play):
     async def story(worker, peer, submit):
-        await asyncio.sleep(0.9 * LIMIT_S)
+        await later(0.9 * LIMIT_S)
         submit()
-        await asyncio.sleep(0.9 * LIMIT_S)
+        await later(0.9 * LIMIT_S)
         worker.say()
         await asyncio.sleep(0)
         peer.chunks.clear()
-        await asyncio.sleep(10 * LIMIT_S)
+        await later(10 * LIMIT_S)
 
     assert play(story) == []

@@ -122,7 +122,7 @@ def test_joined_pieces_are_the_response_when_chunks_fail_engines_die_or_reading_
                 await asyncio.sleep(0)
             while broker.unfinished:
                 player.act("finish", 0, 0)
-                await asyncio.sleep(0.0005 if not any(each.jobs for each in player.engines) else 0)
+                await asyncio.sleep(0)
             await read()
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
