@@ -173,8 +173,9 @@ def test_engines_and_plug_ins_may_change(run, killed, expected, seer, tmp_path):
 
 def test_two_runs_do_not_write_into_one_directory(run, start_seer, fails, tmp_path):
     process = start_seer(*run("out", token_s=0.01))
-    while not (tmp_path / "out" / "completions.jsonl").exists():
-        assert process.poll() is None
+    completions = tmp_path / "out" / "completions.jsonl"
+    eventually(lambda: completions.exists() or process.poll() is not None)
+    assert process.poll() is None
     message = fails(*run("out", "--resume"))
     assert f"another run writes into {tmp_path / 'out'}; let it end first" in message
     assert "another run writes into" in fails(*run("out", "--overwrite"))

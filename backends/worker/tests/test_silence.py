@@ -30,7 +30,7 @@ LAUNCH = Launch(
 
 @attrs.define(eq=False)
 class Worker:
-    """Says what the test has it say, and takes all that it is sent."""
+    """Reports when the test has it do so, and takes all that it is sent."""
 
     words: asyncio.Queue = attrs.Factory(asyncio.Queue)
     received_bytes: int = 0
@@ -40,7 +40,7 @@ class Worker:
     async def receive(self):
         return await self.words.get()
 
-    def say(self):
+    def report(self):
         self.received_bytes += 1
         self.words.put_nowait([Telemetry(1, 0, 0.0)])
 
@@ -109,7 +109,7 @@ def test_every_byte_ends_the_silence(play):
         submit()
         for _ in range(10):
             await later(0.9 * LIMIT_S)
-            worker.say()
+            worker.report()
             await later(0.6 * LIMIT_S)
             worker.received_bytes += 1  # of a message that has not come to its end
         assert len(peer.received) == 10
@@ -125,7 +125,7 @@ def test_an_instance_outlives_an_event_loop_that_does_not_listen(play, seconds):
             await asyncio.sleep(0)
             asyncio.get_running_loop().pass_s(seconds)  # a reward that computes, say
         await later(0.5 * LIMIT_S)
-        worker.say()
+        worker.report()
         await asyncio.sleep(0)
 
     assert play(story) == []
@@ -145,7 +145,7 @@ def test_idle_time_is_no_silence(play):
         await later(0.9 * LIMIT_S)
         submit()
         await later(0.9 * LIMIT_S)
-        worker.say()
+        worker.report()
         await asyncio.sleep(0)
         peer.chunks.clear()
         await later(10 * LIMIT_S)
