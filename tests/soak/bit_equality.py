@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .fault_kinds import named
+from .fault_kinds import workers
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "examples" / "tiny_rl" / "train.toml"
@@ -108,7 +108,7 @@ def kill_in_rollouts() -> None:
         [(iteration, name)] = now
         if name == "rollout" and iteration % 2 and iteration not in struck:
             struck.append(iteration)
-            workers = named("seer_worker.process.child")
-            os.kill(workers[len(struck) % len(workers)], signal.SIGKILL)
+            pids = workers()
+            os.kill(pids[len(struck) % len(pids)], signal.SIGKILL)
 
     TrainDisplay.phase, TrainDisplay.responses = watched, counted  # type: ignore[method-assign]

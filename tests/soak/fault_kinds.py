@@ -17,7 +17,7 @@ from seer_worker.client.local import LocalWorker
 
 from seer_core.runtime.runtime import Runtime
 
-__all__ = ["KINDS", "Fault", "FaultKind", "children", "named"]
+__all__ = ["KINDS", "Fault", "FaultKind", "children", "named", "workers"]
 
 MASTER = "mooncake_master"
 SHORT_PAUSE_S = (0.2, 3.0)
@@ -42,6 +42,11 @@ def named(word: str) -> list[int]:
             if any(word in argument for argument in child.cmdline()):
                 found.append(child.pid)
     return found
+
+
+def workers() -> list[int]:
+    """Return the process ids of this process's descendants that are workers on this machine."""
+    return [*named("seer_worker.process.child"), *named("seer worker ")]
 
 
 def instances(runtime: Runtime) -> list[int]:

@@ -23,7 +23,7 @@ import psutil
 
 from .bit_equality import CONFIG
 from .bit_equality import differences as differences_of
-from .fault_kinds import children, named
+from .fault_kinds import children, named, workers
 
 FAULTS = {
     "reward": "a reward process, in mid-rollout",
@@ -215,11 +215,11 @@ def prepare(fault: str, out: str) -> None:
         case "reward":
             in_mid_rollout(lambda: named("seer_rl.reward_worker")[0])
         case "engine":
-            in_mid_rollout(lambda: named("seer_worker.process.child")[0])
+            in_mid_rollout(lambda: workers()[0])
         case "engine in update":
             in_update(worker_of)
         case "engine asleep":
-            at_phase("training", lambda: named("seer_worker.process.child")[0])
+            at_phase("training", lambda: workers()[0])
         case "trainer in rollout":
             in_mid_rollout(os.getpid)
         case "trainer in update":

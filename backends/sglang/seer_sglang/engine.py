@@ -34,7 +34,7 @@ from seer_core.model import Sampling
 from seer_core.model.arrays import LEAST_LOGPROB, Logprobs, PromptLogprobs, TopLogprobs
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore
-from seer_sglang import attention, drafting, internals
+from seer_sglang import attention, drafting, embedding, internals
 from seer_sglang.blocks import SglangLayers
 from seer_sglang.pooling import KvPoolAdapter
 from seer_sglang.ranked_pool import FollowingPool, LeadingPool
@@ -156,6 +156,7 @@ class SglangEngine:
         self.runner.sampler = self.sampler
         if args.attention_backend == "torch_native":
             attention.install(self.runner.attn_backend)
+            embedding.install()
         self._proposer = proposer
         self._verifier = drafting.KeyedVerifier(self.sampler, self.config.hf_eos_token_id)
         self._live: list[str] = []

@@ -31,6 +31,7 @@ SAMPLED = "tokens are not sampled by key"
 ACCOUNT = "chunks come without an account of what they cost"
 WEIGHTS = "new weights cannot be loaded"
 VERIFIED = "drafts are not verified by key"
+COMPILED = "instances of several ranks compile a kernel at each start"
 TREES = "trees of drafts have no attention on a CPU"
 RETRACTED = "drafts take KV memory that chunks were promised, which are put back then"
 ASLEEP = "an instance asleep gives no memory of a GPU back"
@@ -120,6 +121,19 @@ IMPORTED = (
         "forward_extend",
         TREES,
         ("self", "q", "k", "v", "layer", "forward_batch", "save_kv_cache"),
+    ),
+    Name(
+        "sglang.srt.layers.vocab_parallel_embedding",
+        "get_masked_input_and_mask",
+        COMPILED,
+        (
+            "input_",
+            "org_vocab_start_index",
+            "org_vocab_end_index",
+            "num_org_vocab_padding",
+            "added_vocab_start_index",
+            "added_vocab_end_index",
+        ),
     ),
     *(
         Name("sglang.srt.model_loader.loader:DefaultModelLoader", name, WEIGHTS, takes)

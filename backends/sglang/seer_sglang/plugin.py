@@ -125,6 +125,7 @@ def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher |
                 "sglang", settings.instances, os.environ, settings.tensor_parallel, launcher=launcher
             )
         ],
+        preload="seer_sglang.preload:preload",
         launcher=launcher,
         controls=CONTROLS,
     )

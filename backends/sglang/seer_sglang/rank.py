@@ -1,6 +1,6 @@
 """Calls that every rank answers, and the process of any but the first.
 
-It is started as ``python -m seer_sglang.rank NUMBER FD``, with a connection to rank 0.
+It is a fork of rank 0, or started as ``python -m seer_sglang.rank NUMBER FD``, with a connection to rank 0.
 """
 
 from __future__ import annotations

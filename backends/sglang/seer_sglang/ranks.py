@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar, cast
 
@@ -23,13 +24,17 @@ from seer_worker.process.dead_ranks import end_after_grace
 
 from seer_core.errors import EngineError
 from seer_core.process import ChildProcess
+from seer_sglang.forked_rank import ForkedRank, can_fork
 
 __all__ = ["Flaw", "FollowingRank", "LeadingRank", "RankGroup", "in_all_ranks"]
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
+Rank = ChildProcess | ForkedRank
+
 MODULE = "seer_sglang.rank"
+"""Has ``main``, which is a rank."""
 NOTICE_S = 2.0
 """So soon a rank that has died is known to be dead, after others have failed for it."""
 
@@ -63,18 +68,19 @@ class LeadingRank:
     number = 0
 
     def __init__(self, count: int = 1) -> None:
-        """Start the others, which wait for what ``send`` sends first."""
+        """Start the others, which wait for what ``send`` sends first; fork them, if a fork is sound."""
         self.count = count
         self._calling = False
         self._closed = False
         self._dead: list[str] = []
-        self._others: list[tuple[ChildProcess, Connection]] = []
+        self._others: list[tuple[Rank, Connection]] = []
+        forks = count > 1 and can_fork()
         for number in range(1, count):
             here, there = socket.socketpair()
             with there:
-                command = [sys.executable, "-P", "-m", MODULE, str(number), str(there.fileno())]
-                process = ChildProcess(command, pass_fds=[there.fileno()])
+                process = (_fork if forks else _start)(number, here, there.fileno())
             self._others.append((process, Connection(here.detach())))
+        for number, (process, _) in enumerate(self._others, 1):  # a process with threads could not fork
             threading.Thread(target=self._watch, args=[number, process], daemon=True).start()
 
     def agreed(self, make: Callable[[], T]) -> T:
@@ -144,7 +150,7 @@ class LeadingRank:
                 raise EngineError(f"{self._dead[0]}: {error}") from error
             raise
 
-    def _watch(self, number: int, process: ChildProcess) -> None:
+    def _watch(self, number: int, process: Rank) -> None:
         """End this process, too, when a rank has died."""
         process.wait_unreaped()
         if self._closed:
@@ -153,6 +159,17 @@ class LeadingRank:
         reason = f"rank {number} of its {self.count} was {process.reason()}"
         self._dead.append(reason)
         end_after_grace(reason, lambda: self._closed)
+
+
+def _fork(number: int, here: socket.socket, fd: int) -> ForkedRank:
+    """Fork a rank, which has imported SGLang then."""
+    main = import_module(MODULE).main
+    return ForkedRank(f"{MODULE} {number}", partial(main, number), here, fd)
+
+
+def _start(number: int, here: socket.socket, fd: int) -> ChildProcess:
+    """Start a rank as a process of its own, which imports SGLang anew."""
+    return ChildProcess([sys.executable, "-P", "-m", MODULE, str(number), str(fd)], pass_fds=[fd])
 
 
 class FollowingRank:

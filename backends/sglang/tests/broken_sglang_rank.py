@@ -18,7 +18,8 @@ class BrokenRank(SglangAdapter):
         super().__init__(start)
 
 
-if __name__ == "__main__":
+def main(number, fd):
+    """Run that rank, until rank 0 is gone."""
     from seer_sglang import internals
 
     internals.check_kernels()
@@ -26,4 +27,8 @@ if __name__ == "__main__":
     from seer_sglang.blocks import SglangLayers
 
     SglangLayers.read = fail
-    rank.main(int(sys.argv[1]), int(sys.argv[2]))
+    rank.main(number, fd)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

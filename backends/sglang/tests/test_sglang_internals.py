@@ -66,7 +66,7 @@ for attempt in (
 
 
 def test_every_private_name_of_sglang_that_is_used_stands_in_the_table(private_names):
-    foreign = private_names(seer_sglang)
+    foreign = private_names(seer_sglang) - {"_exit"}  # of os
     assert foreign
     assert foreign <= NAMES
 

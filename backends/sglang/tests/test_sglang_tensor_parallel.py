@@ -17,8 +17,8 @@ from backends.tests.ranks_contract import (  # noqa: E402
     expect_a_rollout_in_which_a_rank_dies,
 )
 
-SECOND = "seer_sglang.rank\0" + "1\0"
-"""In the command of rank 1."""
+SECOND = "seer_sglang.rank"
+"""In the command of rank 1, or in the title of its process if rank 0 has forked it."""
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,7 @@ __all__ = ["ForkServer", "main", "unfitness"]
 
 log = structlog.get_logger("seer")
 
+DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 FDS = 5
 """The descriptors of a request: socket, connection, pipe, log and working directory."""
 
@@ -251,10 +252,14 @@ def _take_over(wanted: Fork, changed: Mapping[str, str]) -> None:
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
-    setproctitle: Any = sys.modules.get("setproctitle")
-    if setproctitle is not None:
-        setproctitle.setproctitle(f"seer worker {wanted.name}")
+    _set_title(f"seer worker {wanted.name}")
     gc.enable()
+
+
+def _set_title(title: str) -> None:
+    """Change what ``ps`` shows, if an engine brings the library; the first call needs the first environment."""
+    with suppress(ImportError):
+        import_module("setproctitle").setproctitle(title)
 
 
 def unfitness() -> str | None:
@@ -262,7 +267,7 @@ def unfitness() -> str | None:
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         return f"it has {threads} threads, of which a fork would have one"
-    devices = [path for path in _open_paths() if path.startswith("/dev/nvidia")]
+    devices = [path for path in _open_paths() if path.startswith(DEVICES)]
     if devices:
         return f"it has {devices[0]} open, which a fork cannot use"
     torch: Any = sys.modules.get("torch")
@@ -283,6 +288,7 @@ def main(fd: int, preload: str) -> int:
     """Import the engine, and serve the runtime at the other end of ``fd``; return the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_log()
+    _set_title(f"seer fork server {preload}")
     gc.disable()  # nothing of an import is garbage, and a collection in a worker would copy all pages
     begun_s, before = perf_counter(), dict(os.environ)
     module, _, name = preload.partition(":")
