@@ -46,7 +46,7 @@ __all__ = [
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What an instance has measured of itself when it started."""
+    """Measurements that an instance has made of itself when it started."""
 
     device: str
     """The kind of device that it computes on, empty where that is not known."""

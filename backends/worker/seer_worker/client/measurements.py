@@ -1,4 +1,4 @@
-"""What instances of this machine have measured of themselves, kept for others like them in this process."""
+"""Measurements that instances of this machine have made of themselves, kept for others like them."""
 
 from __future__ import annotations
 

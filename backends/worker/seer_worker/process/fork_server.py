@@ -257,7 +257,7 @@ def _take_over(wanted: Fork, changed: Mapping[str, str]) -> None:
 
 
 def _set_title(title: str) -> None:
-    """Change what ``ps`` shows, if an engine brings the library; the first call needs the first environment."""
+    """Change what ``ps`` shows, if the library is there; its first call needs the first environment."""
     with suppress(ImportError):
         import_module("setproctitle").setproctitle(title)
 
