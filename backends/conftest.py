@@ -29,6 +29,7 @@ from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec
+from tests.support.virtual_time import SkippedTime
 
 T = TypeVar("T")
 
@@ -172,9 +173,9 @@ def one_head_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
+def loop() -> Iterator[SkippedTime]:
     """The one event loop on which all engines of the session live."""
-    loop = asyncio.new_event_loop()
+    loop = SkippedTime()
     yield loop
     loop.close()
 

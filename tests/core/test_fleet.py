@@ -11,6 +11,7 @@ from seer_divided_rollout import Chunks
 from seer_core.errors import EngineError, SeerError
 from seer_core.model.events import InstanceLost, InstanceStarted, InstanceStopped
 from seer_core.scheduling.scheduler import Policies, Slot
+from tests.support.eventually import PATIENCE_S
 
 
 class Recorder:
@@ -26,7 +27,7 @@ def pieces(tokens):
 
 
 def play(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
+    return asyncio.run(asyncio.wait_for(coroutine, PATIENCE_S))
 
 
 async def turns():

@@ -8,6 +8,7 @@ from seer_context_sched import ContextAware
 from seer_divided_rollout import Chunks, KvAware
 
 from seer_core.scheduling.scheduler import Policies, Slot
+from tests.support.eventually import PATIENCE_S
 
 SIM = {
     "instances": 3,
@@ -56,7 +57,7 @@ def divided(chunk_tokens=64):
 
 def play(coroutine):
     """Run a coroutine; one that waits for what never comes fails instead of hanging."""
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
+    return asyncio.run(asyncio.wait_for(coroutine, PATIENCE_S))
 
 
 async def turns(count=10):
@@ -104,7 +105,7 @@ def in_a_thread(work):
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     [(answer, error)] = outcome
     if error is not None:
         raise error

@@ -9,6 +9,7 @@ from seer_core.errors import EngineError, PromptError, SeerError, WeightVersionE
 from seer_core.plugins.config import RestartsTable
 from seer_core.scheduling.scheduler import CORE, Policies, Scheduler, Slot
 from seer_core.scheduling.trace import TraceWriter, replay
+from tests.support.eventually import PATIENCE_S
 
 from .helpers import SMALL_SIM, divided, outputs, play, request_ids, with_timeout
 
@@ -73,7 +74,7 @@ def test_groups_that_come_late_wake_a_reader_that_had_nothing_to_wait_for(simula
             for _ in range(100):  # until nothing is due on the virtual clock
                 await asyncio.sleep(0)
             rollout.add(some_groups(1, 1, 20))
-            completion = await asyncio.wait_for(reader, 20)
+            completion = await asyncio.wait_for(reader, PATIENCE_S)
             await rollout.abort()
             return completion.request_id
 

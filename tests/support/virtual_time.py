@@ -1,4 +1,4 @@
-"""An event loop whose time jumps, so that limits of seconds take none and a busy machine passes none."""
+"""Event loops whose time jumps, so that limits take no time and a busy machine passes none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tests.support import patience
 
-__all__ = ["VirtualTime", "later", "run_in_virtual_time"]
+__all__ = ["SkippedTime", "VirtualTime", "later", "run_in_virtual_time"]
 
 T = TypeVar("T")
 
@@ -52,6 +52,20 @@ class _Jumping(selectors.DefaultSelector):
         if not found and timeout > 0:
             self._jump(timeout)
         return found
+
+
+class SkippedTime(asyncio.SelectorEventLoop):
+    """The machine's time, of which a test may skip some: timers that become due then run next."""
+
+    _skipped_s = 0.0
+
+    def time(self) -> float:
+        """Return the time in seconds, with all that was skipped."""
+        return super().time() + self._skipped_s
+
+    def skip_s(self, seconds: float) -> None:
+        """Let so many seconds be over."""
+        self._skipped_s += seconds
 
 
 async def later(seconds: float) -> None:

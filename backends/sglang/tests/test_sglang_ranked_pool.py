@@ -11,6 +11,7 @@ from seer_worker.process.kv_parts import KvParts
 from seer_worker.process.stores import FailsafeStore
 
 from seer_core.errors import EngineError
+from tests.support.eventually import PATIENCE_S
 
 PART = 8
 KEYS = [bytes([i]) * 32 for i in range(4)]
@@ -67,7 +68,7 @@ class Pools:
         try:
             mine = getattr(self.leading, method)(*arguments)
         finally:
-            thread.join(10)
+            thread.join(PATIENCE_S)
         assert not thread.is_alive()
         return mine, *answers
 
@@ -117,7 +118,7 @@ def test_both_wait_while_blocks_are_copied():
     pools = Pools(2, awaited=0)
     pools.both("save", KEYS, blocks(0).__getitem__, second=(KEYS, blocks(1).__getitem__))
     assert pools.both("stage", "r", 0, KEYS) == (None, None)
-    pools.leading._coming["r"][1].result(10)
+    pools.leading._coming["r"][1].result(PATIENCE_S)
     assert pools.both("stage", "r", 0, KEYS) == (4, 4)
     pools.leading.close()
 

@@ -167,8 +167,9 @@ def test_a_client_that_goes_while_waiting_delays_no_other(serve_by_hand, reader,
         client = connect(served)
         batch = pool.submit(list, client.rollout([RECORD]))
         eventually(lambda: len(reader.jobs) == 2)
+        limit = httpx.Timeout(PATIENCE_S, read=0.5)
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{served.url}/v1/sleep", json={"wait_s": 3600}, timeout=0.5)
+            httpx.post(f"{served.url}/v1/sleep", json={"wait_s": 3600}, timeout=limit)
         eventually(lambda: not client.state().changing)
         for _ in range(2):
             in_its_thread(served, reader.finish)
