@@ -1,5 +1,5 @@
 # The two commands of the README, and the rest.  Each sets up .venv first; that is free when it is done.
-.PHONY: demo demo-cluster train test packages setup setup-core setup-sglang setup-verl setup-clients setup-next-vllm \
+.PHONY: demo demo-cluster train test test-all rest-test test-costs environments packages setup setup-core setup-sglang setup-verl setup-clients setup-next-vllm \
 	setup-environments setup-docs \
 	check core-test fast-test engine-test long-test verl-test clients-test site site-test chromium prometheus bench-stale reference licences \
 	wheels try-wheels fix clean
@@ -23,8 +23,25 @@ demo-cluster: setup  ## The example on four nodes of a Ray cluster here, one of 
 train: setup $(SETUP_$(ENGINE))  ## Train the example's model by GRPO on its own rollouts; goes on where it was stopped.
 	.venv/bin/seer train examples/tiny_rl/train.toml --out out/tiny_rl --resume --set seer.engine=$(ENGINE)
 
-test: packages prometheus setup-sglang setup-environments fast-test verl-test clients-test site-test engine-test  ## Everything CI runs.
-	@echo "Tests marked long were left out: make long-test runs them."
+# ORDER=random shuffles test files and the tests in each; the output has the seed that repeats it (ORDER_SEED=...).
+PYTEST = .venv/bin/python -m pytest --dist loadfile --second-run $(if $(ORDER),--order $(ORDER)) \
+	$(if $(ORDER_SEED),--order-seed $(ORDER_SEED))
+
+test: packages  ## What a contributor runs before a pull request, and CI: style, types, and tests of every part.
+	@scripts/setup-beside setup setup-sglang
+	@$(MAKE) --no-print-directory check
+	$(PYTEST) -n 2 --gate
+	@echo "make test-all runs the rest: what it is stands in tests/harness/gate.py, with what covers it here."
+
+test-all: packages prometheus chromium  ## All tests, in an hour: before a change of what only they show is finished.
+	@scripts/setup-beside setup setup-sglang setup-verl setup-clients setup-environments setup-docs
+	@$(MAKE) --no-print-directory check rest-test verl-test clients-test site-test try-wheels
+
+rest-test: packages prometheus setup-sglang setup-environments setup-next-vllm
+	$(PYTEST) -n 2 --long
+
+test-costs:  ## What each test file has cost in the last runs: seconds, and starts of engines.
+	@.venv/bin/python scripts/test-costs
 
 packages:  ## The system libraries of the KV pool "mooncake", which pip cannot bring.
 	@scripts/install-system-packages
@@ -37,16 +54,16 @@ check: setup
 	.venv/bin/python scripts/check-words
 
 fast-test: check  ## All but the tests that start real engines, on all cores: minutes.
-	.venv/bin/python -m pytest -m "not engine" -n auto --dist loadfile
+	$(PYTEST) -m "not engine" -n auto --gate
 
 core-test: setup-core  ## Core, simulator and techniques, without PyTorch or an engine.
 	.venv-core/bin/python -m pytest -n auto -q $(CORE_TESTS)
 
-engine-test: packages setup-sglang setup-next-vllm  ## The tests that start real engines, in two processes: about half an hour.
-	.venv/bin/python -m pytest -m engine -n 2 --dist loadfile
+engine-test: packages setup-sglang  ## The tests that start real engines, in two processes.
+	$(PYTEST) -m engine -n 2 --gate
 
-long-test: packages setup-sglang setup-next-vllm  ## The tests that "make test" leaves out, which cover the same on a larger scale.
-	.venv/bin/python -m pytest -m long --long -n 2 --dist loadfile
+long-test: packages setup-sglang setup-next-vllm  ## The tests that cover on a larger scale what others cover.
+	$(PYTEST) -m long --long -n 2
 
 verl-test: setup-verl  ## The adapter for verl: with verl's own classes, in verl's environment, on a server in Seer's.
 	cd training/verl && ../../.venv-verl/bin/python -m pytest

@@ -31,7 +31,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 pytest_plugins = [
     f"tests.harness.{name}"
-    for name in ("selection", "order", "time_limits", "skips", "late_errors", "second_runs", "costs")
+    for name in ("selection", "gate", "order", "time_limits", "skips", "late_errors", "second_runs", "costs")
 ]
 
 collect_ignore = ["training/verl", "tests/clients"]
