@@ -93,6 +93,7 @@ def _threads() -> Iterator[str]:
 
 def _tasks() -> Iterator[str]:
     """Yield the stacks of the tasks of all event loops that run, in whichever threads."""
+    gc.unfreeze()  # what the harness has frozen is in no list
     loops = [each for each in gc.get_objects() if issubclass(type(each), asyncio.AbstractEventLoop)]
     for loop in loops:
         for task in asyncio.all_tasks(loop) if loop.is_running() else ():

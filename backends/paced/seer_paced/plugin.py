@@ -38,6 +38,7 @@ GET_SGLANG = how_to_install("paced,sglang", "`make setup-sglang`")
 GET_VLLM = how_to_install("paced,vllm", "`make setup`")
 
 VLLM = "seer_paced.vllm_instance:EmulatedVllm"
+VLLM_PRELOAD, SGLANG_PRELOAD = "seer_vllm.preload:preload", "seer_sglang.preload:preload"
 SGLANG = "seer_paced.sglang_instance:EmulatedSglang"
 CANNOT_DRAFT = (
     "does not draft on SGLang's scheduler: take the drafter out of [seer].plugins, or write"
@@ -126,7 +127,13 @@ def make_fleet(
     if settings.clock == "real":
         process = msgspec.structs.replace(settings.worker, python=sglang)
         launch = process.launch(
-            "paced", spec.instance, spec.settings, environment, launcher, cannot_draft=spec.cannot_draft
+            "paced",
+            spec.instance,
+            spec.settings,
+            environment,
+            launcher,
+            VLLM_PRELOAD if sglang is None else SGLANG_PRELOAD,
+            cannot_draft=spec.cannot_draft,
         )
         processes = [process_client(name, launch, labels[number]) for number, name in enumerate(names)]
         return WorkerFleet(processes, ScaledClock(settings.speed), model, tokenizer)

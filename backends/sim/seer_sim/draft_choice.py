@@ -78,6 +78,8 @@ def gamma_tail(mean: float, variance: float, least: float) -> tuple[float, float
         return above, above
     shape = mean * mean / variance
     x = least * mean / variance
+    if x == 0:  # the product has underflown
+        return 1.0, 1.0
     z = ((x / shape) ** (1 / 3) - 1 + 1 / (9 * shape)) * 3 * sqrt(shape)
     above = 0.5 * (1 - erf(z / sqrt(2)))
     density = exp(shape * log(x) - x - lgamma(shape + 1))

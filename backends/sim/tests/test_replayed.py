@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from seer_sim.cost import PRESETS
 from seer_sim.draft_choice import Offer, choose, gamma_tail, offers_of, together
@@ -66,6 +66,7 @@ def test_what_cannot_be_is_refused():
 
 
 @given(st.floats(0.01, 50), st.floats(0.001, 100), st.floats(-5, 100))
+@example(1.0, 2.0, 5e-324)
 def test_what_is_above_a_limit_is_a_share_and_the_larger_part_of_the_mean(mean, variance, least):
     share, part = gamma_tail(mean, variance, least)
     assert 0 <= share <= part <= 1
