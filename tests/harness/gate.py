@@ -1,6 +1,6 @@
-"""With ``--gate`` a run leaves out the tests that ``make test-all`` alone runs: what they show, others show in less.
+"""With ``--gate`` a run leaves out the tests that only ``make test-all`` runs.
 
-A name of ``REST`` is a file, a folder, or a test with all its parameters.
+Others cover what they show on a smaller scale.  A name of ``REST`` is a file, a folder, or a test with all its parameters.
 """
 
 REST = {
@@ -8,7 +8,7 @@ REST = {
     " tokens of divided, moved, drafted and killed rollouts; training/rl/tests/test_loop.py",
     "tests/test_gpu_check.py": "the tests of what its parts call, each beside its package",
     "tests/test_packages.py": "tests/test_core_alone.py, and the set-up, which installs every distribution",
-    "backends/vllm/tests/test_vllm_next.py": "test_vllm_internals.py: the same names in the vLLM that is pinned",
+    "backends/vllm/tests/test_vllm_next.py": "test_vllm_internals.py: the same names in the pinned vLLM",
     "backends/ray/tests/test_machines.py": "test_ray_rollout.py on raylets of one machine",
     "backends/ray/tests/test_ray_autoscaler.py": "test_ray_rollout.py: a worker that waits for its place",
     "backends/ray/tests/test_ray_deaths.py": "tests/cli/test_resume.py, and test_ray_rollout.py",
