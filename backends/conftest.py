@@ -412,6 +412,17 @@ class Harness:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     """Start those instances of a test anew that an earlier one has used up."""
+    _prepare_instances(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Do so before the fixtures of the next test in the file, which may need its instances."""
+    if nextitem is not None and nextitem.path == item.path:
+        _prepare_instances(item)
+
+
+def _prepare_instances(item: pytest.Item) -> None:
     for value in getattr(item, "funcargs", {}).values():
         for each in value if isinstance(value, tuple) else (value,):
             if isinstance(each, Harness):

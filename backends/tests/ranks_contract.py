@@ -175,7 +175,7 @@ class RanksContract:
         assert second.pool_tokens < saved * self.block
 
     def test_a_rank_that_is_killed_ends_its_instance_and_the_other_goes_on_with_its_kv(
-        self, pair, cold, prompts, expected
+        self, pair, cold, models, prompts, expected
     ):
         a, b = pair
         firsts = a.run(a.chunks([a.job(prompt, 100, i, PLAIN) for i, prompt in enumerate(prompts(3))]))
@@ -196,6 +196,7 @@ class RanksContract:
 
         go_on(b)
         a.run(a.engine.start(a))
+        a.run(a.engine.update_weights(directory(models[0]), a.weight_version))
         go_on(a)
 
     def test_ranks_asleep_and_awake_again_find_their_kv_in_the_pool(self, pair, cold, prompts, expected):

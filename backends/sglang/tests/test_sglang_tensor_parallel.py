@@ -77,8 +77,8 @@ class TestRanksOfSglang(RanksContract):
         super().test_a_head_that_both_ranks_have_is_stored_once(start, one_head_model, loop, prompts, moved)
 
     def test_drafts_right_wrong_or_failing_change_no_token(self, pair, prompts, expected):
-        """Comes last but one: the second instance drafts no more."""
         _, here = pair
+        here.used_up = True  # it drafts no more
         whole = expected["plain"]
         here.outputs.clear()
         for group in ("wrong", "failing"):
@@ -90,7 +90,6 @@ class TestRanksOfSglang(RanksContract):
         ]
 
     def test_a_worker_and_its_ranks_end_together(self, pair):
-        """Comes last: both instances are killed."""
         self.expect_all_to_end_together(pair)
 
 
