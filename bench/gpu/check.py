@@ -60,6 +60,7 @@ PARTS: dict[int, tuple[GpuCheck, ...]] = {
     4: (GpuCheck("drafts on the second model runner", "bench.gpu.draft_checks:drafts_second", DRAFTS),),
     5: (
         GpuCheck("two instances on one GPU, and a pool", "bench.gpu.instance_checks:moves", POOL),
+        GpuCheck("two instances started as forks", "bench.gpu.instance_checks:starts", ENGINE),
         GpuCheck("an instance killed in mid-rollout", "bench.gpu.instance_checks:kill", POOL),
     ),
     6: (

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+
 from bench.gpu.check import GpuMachine
 from bench.gpu.sessions import (
     EXACT,
@@ -67,6 +72,47 @@ def moves(machine: GpuMachine) -> list[Row]:
     for row in rows:
         assert not row["unlike those of one instance"], f"a move changes a response: {row}"
     return rows
+
+
+def starts(machine: GpuMachine) -> list[Row]:
+    """Start two instances in two sessions: forks of one process, which has no device open."""
+    from seer_worker.client import fork_server
+
+    fork_server.end_all()
+    rows: list[Row] = []
+    config = pair_config(machine, 2, 64, pool=False)
+    for number in range(2):
+        begun_s = perf_counter()
+        with session_of(config, environment_of(machine)) as session:
+            seconds = perf_counter() - begun_s
+            pids = [engine.worker.pid for engine in session.runtime.engines.values()]
+            parents = {int(status(pid, "PPid")) for pid in pids}
+            servers = fork_server.servers()
+            assert len(servers) == 1, f"{len(servers)} fork servers, where one is needed"
+            assert parents == {servers[0].pid}, "an instance was not forked: the log has the reason"
+            row = {"session": number + 1, "instances": len(pids), "seconds": seconds}
+            rows.append(row | {"threads of the server": int(status(servers[0].pid, "Threads"))})
+            opened = paths_of(servers[0].pid)
+            devices = [path for path in opened if path.startswith("/dev/nvidia")]
+            assert not devices, f"the fork server has {devices[0]} open"
+            if machine.device == "cuda":
+                assert any(path.startswith("/dev/nvidia") for path in paths_of(pids[0])), "no GPU in use"
+    return rows
+
+
+def status(pid: int, field: str) -> str:
+    """Return a field of a process's status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(line.split()[1] for line in lines if line.startswith(f"{field}:"))
+
+
+def paths_of(pid: int) -> list[str]:
+    """Return the files that a process has open, those of ended reads left out."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            found.append(os.readlink(link))
+    return found
 
 
 def kill(machine: GpuMachine) -> list[Row]:

@@ -1,6 +1,7 @@
 """With ``--gate`` a run leaves out the tests that only ``make test-all`` runs.
 
-Others cover what they show on a smaller scale.  A name of ``REST`` is a file, a folder, or a test with all its parameters.
+Others cover what they show on a smaller scale.  A name of ``REST`` is a file, a folder, or a test with all
+its parameters.
 """
 
 REST = {

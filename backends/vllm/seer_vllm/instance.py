@@ -108,6 +108,7 @@ class VllmCore:
         usage = UsageContext.ENGINE_CONTEXT if current_platform.is_cpu() else UsageContext.LLM_CLASS
         config = args.create_engine_config(usage)
         settle_scheduler(config, ahead)
+        patches.fork_ranks()
         self.engine = LLMEngine.from_vllm_config(config, usage, disable_log_stats=args.disable_log_stats)
         internals.check_engine(self.engine)
         [runner, *_] = self._call("seer_install")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+from seer_worker.process.fork_server import unfitness
 from vllm.platforms import current_platform
 from vllm.v1.executor import multiproc_executor, uniproc_executor
 
 from seer_core.errors import EngineError
 from seer_vllm.internals import kv_check
 
-__all__ = ["install", "register_kernels_once"]
+__all__ = ["fork_ranks", "install", "register_kernels_once"]
 
 RENDEZVOUS = "get_file_store_init_method"
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 KERNELS = "register_triton_kernel_overrides"
 
 
@@ -39,6 +42,15 @@ def register_kernels_once() -> None:
     """
     current_platform.register_triton_kernel_overrides()
     setattr(type(current_platform), KERNELS, classmethod(lambda _: None))
+
+
+def fork_ranks() -> None:
+    """Have vLLM fork its ranks from this process, which has imported all, if that is safe.
+
+    It does so on a GPU, and starts each anew on a CPU, which it settles with the engine's configuration.
+    """
+    if current_platform.is_cpu() and unfitness() is None:
+        os.environ[START_METHOD] = "fork"
 
 
 def check_enough_kv(
