@@ -213,15 +213,18 @@ async def main():
     settings = Settings(model={str(models[0])!r}, kv_cache_bytes=1 << 24)
     [engine] = seer_make_engines(settings, Startup(seed=0, base_dir=pathlib.Path()), None).engines
     task = asyncio.create_task(engine.start(None))
-    while engine.worker is None:
-        await asyncio.sleep(0)
-    print(engine.worker.pid, flush=True)
+    while engine.worker is None and not task.done():
+        await asyncio.sleep(0.01)
+    print("worker", engine.worker.pid, flush=True)
     await task
     await asyncio.Event().wait()
 
 asyncio.run(main())
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as runtime:
-        worker = int(runtime.stdout.readline())
-        runtime.kill()
+        try:
+            lines = (line for line in runtime.stdout if line.startswith("worker "))  # between those of its log
+            worker = int(next(lines).split()[1])
+        finally:
+            runtime.kill()
     eventually(lambda: not alive(worker))
