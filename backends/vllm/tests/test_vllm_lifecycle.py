@@ -223,7 +223,7 @@ asyncio.run(main())
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as runtime:
         try:
-            lines = (line for line in runtime.stdout if line.startswith("worker "))  # between those of its log
+            lines = (line for line in runtime.stdout if line.startswith("worker "))  # others are its log
             worker = int(next(lines).split()[1])
         finally:
             runtime.kill()
