@@ -167,7 +167,8 @@ def test_what_is_dropped_stays_until_its_room_is_wanted(make_pool, open_store, b
     keys, data = blocks(100, 65536)
     store.put(keys, data)
     store.drop(keys[:50])
-    assert np.array_equal(got(store, keys, 65536), data)  # a sibling shares what is not yet in the way
+    # A sibling shares what is not yet in the way; a busy master's answer that comes too late is a miss.
+    assert eventually(lambda: np.array_equal(got(store, keys, 65536), data))
     kept, kept_data = blocks(20, 65536)
     store.put(kept, kept_data)
 

@@ -21,12 +21,12 @@ from seer_core.errors import EngineError
 from seer_core.json_files import describe_flaw
 from seer_core.process import ChildProcess, log_tail
 
-__all__ = ["ForkServer", "fork_server", "main"]
+__all__ = ["StepperServer", "fork_server", "main"]
 
-_servers: dict[str, ForkServer] = {}
+_servers: dict[str, StepperServer] = {}
 
 
-class ForkServer:
+class StepperServer:
     """The process, and where it takes sockets.
 
     Raises:
@@ -77,13 +77,13 @@ class ForkServer:
         self._log.close()
 
 
-def fork_server(interpreter: str, environment: Mapping[str, str]) -> ForkServer:
+def fork_server(interpreter: str, environment: Mapping[str, str]) -> StepperServer:
     """Return this process's fork server for an interpreter; environment is for one that has to be made."""
     found = _servers.pop(interpreter, None)
     if found is not None and not found.alive:
         found.close()
         found = None
-    _servers[interpreter] = found = found or ForkServer(interpreter, environment)
+    _servers[interpreter] = found = found or StepperServer(interpreter, environment)
     return found
 
 

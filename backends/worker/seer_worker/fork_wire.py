@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = ["Exited", "Failed", "Fork", "Forked", "FromServer", "ToServer", "Unfit"]
+__all__ = ["Exited", "Fork", "ForkFailed", "Forked", "FromServer", "ToServer", "Unfit"]
 
 
 class Fork(Struct, tag=True, frozen=True):
@@ -47,7 +47,7 @@ class Unfit(Struct, tag=True, frozen=True):
     """Whether a server that is started with the worker's PYTHONPATH would do."""
 
 
-class Failed(Struct, tag=True, frozen=True):
+class ForkFailed(Struct, tag=True, frozen=True):
     """The machine lacks what a process takes."""
 
     errno: int
@@ -61,4 +61,4 @@ class Exited(Struct, tag=True, frozen=True):
 
 
 ToServer = Fork
-FromServer = Forked | Unfit | Failed | Exited
+FromServer = Forked | Unfit | ForkFailed | Exited

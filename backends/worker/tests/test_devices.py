@@ -32,6 +32,7 @@ def test_a_worker_sees_its_own_devices_and_threads_only():
         "HF_HUB_OFFLINE": "1",
         "HOME": "h",
         "OMP_NUM_THREADS": "3",
+        "OPENBLAS_NUM_THREADS": "1",
         "OWN": "x",
         "TRANSFORMERS_OFFLINE": "1",
     }

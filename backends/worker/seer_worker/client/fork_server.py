@@ -17,7 +17,7 @@ from pathlib import Path
 
 from seer_core.frames import Frames, WireError, encode
 from seer_core.process import ChildProcess, ProcessGroup, log_tail
-from seer_worker.fork_wire import Exited, Failed, Fork, Forked, FromServer, Unfit
+from seer_worker.fork_wire import Exited, Fork, Forked, ForkFailed, FromServer, Unfit
 
 __all__ = ["ForkRefusedError", "ForkServer", "ForkedProcess", "end_all", "fork", "servers", "why_not_here"]
 
@@ -199,7 +199,7 @@ class ForkServer:
                         worker = ForkedProcess(pid, alive, handle, frames)
                     case Unfit(reason, for_path):
                         raise ForkRefusedError(reason, for_path)
-                    case Failed(number):
+                    case ForkFailed(number):
                         raise OSError(number, os.strerror(number))
                     case _:
                         raise ForkRefusedError(await asyncio.to_thread(self._last_words))

@@ -15,7 +15,10 @@ _kept: dict[bytes, Measured] = {}
 
 def recall(interpreter: str, environment: Mapping[str, str], start: Start) -> Measured | None:
     """Return what an instance like this one has measured, None if there was none."""
-    return _kept.get(_likeness(interpreter, environment, start))
+    try:
+        return _kept.get(_likeness(interpreter, environment, start))
+    except RecursionError:  # settings that are nested too deeply for the wire as well, which refuses them
+        return None
 
 
 def keep(interpreter: str, environment: Mapping[str, str], start: Start, measured: Measured | None) -> None:

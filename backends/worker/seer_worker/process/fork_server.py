@@ -29,12 +29,12 @@ import structlog
 
 from seer_core.frames import Frames, WireError, encode
 from seer_core.process import kill_on_close
-from seer_worker.fork_wire import Exited, Failed, Fork, Forked, FromServer, ToServer, Unfit
+from seer_worker.fork_wire import Exited, Fork, Forked, ForkFailed, FromServer, ToServer, Unfit
 from seer_worker.process.child import EXIT_GRACE_S, configure_log
 from seer_worker.process.python_path import clash_of, replace_path
 from seer_worker.process.worker import work
 
-__all__ = ["ForkServer", "main", "unfitness"]
+__all__ = ["Forker", "main", "unfitness"]
 
 log = structlog.get_logger("seer")
 
@@ -44,7 +44,7 @@ FDS = 5
 
 
 @attrs.define(eq=False)
-class Request:
+class ForkedWorker:
     """A worker, from the runtime's request until the runtime lets go of it."""
 
     handle: socket.socket
@@ -69,7 +69,7 @@ class Request:
             os.close(self.fds.pop())
 
 
-class ForkServer:
+class Forker:
     """Forks a worker for each request that comes by ``control``."""
 
     def __init__(self, control: socket.socket, facts: dict[str, str], changed: Mapping[str, str]) -> None:
@@ -79,7 +79,7 @@ class ForkServer:
         self._changed = changed
         self._poll = select.poll()
         self._by_fd: dict[int, Callable[[], object]] = {}
-        self._requests: set[Request] = set()
+        self._requests: set[ForkedWorker] = set()
         self._watch(control.fileno(), self._accept)
 
     def serve(self) -> None:
@@ -109,11 +109,11 @@ class ForkServer:
             for fd in fds:
                 os.close(fd)
         else:
-            request = Request(socket.socket(fileno=fds[0]), fds[1:])
+            request = ForkedWorker(socket.socket(fileno=fds[0]), fds[1:])
             self._requests.add(request)
             self._watch(fds[0], lambda: self._receive(request))
 
-    def _receive(self, request: Request) -> None:
+    def _receive(self, request: ForkedWorker) -> None:
         """Fork once the request is there; let go of the worker when the runtime does."""
         try:
             data = request.handle.recv(1 << 16)
@@ -125,7 +125,7 @@ class ForkServer:
         for message in messages:
             self._fork(request, message)
 
-    def _fork(self, request: Request, wanted: Fork) -> None:
+    def _fork(self, request: ForkedWorker, wanted: Fork) -> None:
         """Fork the worker, which reports that it runs, or report why not."""
         try:
             clash = clash_of(wanted.environment.get("PYTHONPATH", ""))
@@ -141,7 +141,7 @@ class ForkServer:
             if request.pid:
                 os.kill(request.pid, signal.SIGKILL)
                 self._reap(request)
-            request.send(Failed(error.errno or 0))
+            request.send(ForkFailed(error.errno or 0))
         else:
             if reason is None:
                 self._watch(request.pidfd, lambda: self._ended(request))
@@ -149,7 +149,7 @@ class ForkServer:
                 request.send(Unfit(reason, for_path=reason == clash))
         request.close_fds()
 
-    def _ended(self, request: Request) -> None:
+    def _ended(self, request: ForkedWorker) -> None:
         """Report the exit status of a worker, which is reaped once the runtime has let go of it."""
         result = os.waitid(os.P_PID, request.pid, os.WEXITED | os.WNOWAIT)
         assert result is not None
@@ -162,7 +162,7 @@ class ForkServer:
         else:
             self._reap(request)
 
-    def _let_go(self, request: Request) -> None:
+    def _let_go(self, request: ForkedWorker) -> None:
         """Kill what still runs of a worker's group; once it has ended, reap it and close the socket."""
         request.held = False
         self._forget(request.handle.fileno())
@@ -173,7 +173,7 @@ class ForkServer:
         if request.pidfd < 0:
             self._reap(request)
 
-    def _reap(self, request: Request) -> None:
+    def _reap(self, request: ForkedWorker) -> None:
         if request.pid:
             os.waitpid(request.pid, 0)
             request.pid = 0
@@ -181,7 +181,7 @@ class ForkServer:
             self._requests.discard(request)
             request.handle.close()
 
-    def _become(self, request: Request, wanted: Fork) -> NoReturn:
+    def _become(self, request: ForkedWorker, wanted: Fork) -> NoReturn:
         """Be the worker, in the forked process."""
         status = 1
         try:
@@ -202,7 +202,7 @@ class ForkServer:
         finally:
             os._exit(status)
 
-    def _close(self, own: Request, *fds: int) -> None:
+    def _close(self, own: ForkedWorker, *fds: int) -> None:
         """Close what is the server's, and the other workers'."""
         for fd in fds:
             os.close(fd)
@@ -297,7 +297,7 @@ def main(fd: int, preload: str) -> int:
     gc.collect()
     gc.freeze()
     changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
-    ForkServer(socket.socket(fileno=fd), facts, changed).serve()
+    Forker(socket.socket(fileno=fd), facts, changed).serve()
     return 0
 
 
