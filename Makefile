@@ -31,7 +31,7 @@ test: packages  ## What a contributor runs before a pull request, and CI: style,
 	@scripts/setup-beside setup setup-sglang
 	@$(MAKE) --no-print-directory check
 	$(PYTEST) -n 2 --gate
-	@echo "make test-all runs the rest: what it is stands in tests/harness/gate.py, with what covers it here."
+	@echo "make test-all runs the rest: what it is stands in tests/harness/rest.toml, with what covers it here."
 
 test-all: packages prometheus chromium  ## All tests, in an hour: before a change of what only they show is finished.
 	@scripts/setup-beside setup setup-sglang setup-verl setup-clients setup-environments setup-docs
