@@ -1,4 +1,4 @@
-"""With ``--gate`` a run leaves out the tests that only ``make test-all`` runs: those that ``rest.toml`` names."""
+"""With ``--gate`` a run leaves out the tests that ``rest.toml`` names: only ``make test-all`` runs them."""
 
 import tomllib
 from pathlib import Path
