@@ -11,7 +11,7 @@ import structlog
 
 from seer_worker.process.worker import work
 
-__all__ = ["configure_log", "main"]
+__all__ = ["configure_log", "main", "serve"]
 
 EXIT_GRACE_S = 10
 
@@ -30,11 +30,17 @@ def configure_log() -> None:
     )
 
 
+def serve(connection: socket.socket) -> int:
+    """Serve the runtime at the other end, which this process has to itself; return the exit status."""
+    os.register_at_fork(after_in_child=connection.close)  # it ends with this process, not with a fork of it
+    return work(connection, lambda: signal.alarm(EXIT_GRACE_S))
+
+
 def main(fd: int) -> int:
     """Serve the runtime at the other end of ``fd``; return the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_log()
-    return work(socket.socket(fileno=fd), lambda: signal.alarm(EXIT_GRACE_S))
+    return serve(socket.socket(fileno=fd))
 
 
 if __name__ == "__main__":

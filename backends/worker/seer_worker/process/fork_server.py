@@ -30,9 +30,8 @@ import structlog
 from seer_core.frames import Frames, WireError, encode
 from seer_core.process import kill_on_close
 from seer_worker.fork_wire import Exited, Fork, Forked, ForkFailed, FromServer, ToServer, Unfit
-from seer_worker.process.child import EXIT_GRACE_S, configure_log
+from seer_worker.process.child import configure_log, serve
 from seer_worker.process.python_path import clash_of, replace_path
-from seer_worker.process.worker import work
 
 __all__ = ["Forker", "main", "unfitness"]
 
@@ -195,7 +194,7 @@ class Forker:
             _take_over(wanted, self._changed)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             log.info("worker_forked", instance=wanted.name, server=os.getppid(), **self._facts)
-            status = work(socket.socket(fileno=connection), lambda: signal.alarm(EXIT_GRACE_S))
+            status = serve(socket.socket(fileno=connection))
             sys.stdout.flush()
         except BaseException:
             log.exception("worker_failed")

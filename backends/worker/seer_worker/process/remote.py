@@ -21,8 +21,7 @@ from seer_worker.handshake import (
     proves,
     tune,
 )
-from seer_worker.process.child import EXIT_GRACE_S, configure_log
-from seer_worker.process.worker import work
+from seer_worker.process.child import configure_log, serve
 
 __all__ = ["connect", "main"]
 
@@ -69,7 +68,7 @@ def main(host: str, port: int, fd: int) -> int:
     except OSError as error:
         print(f"no connection to the runtime at {host}, port {port}: {error}", file=sys.stderr)
         return 1
-    return work(connection, lambda: signal.alarm(EXIT_GRACE_S))
+    return serve(connection)
 
 
 if __name__ == "__main__":

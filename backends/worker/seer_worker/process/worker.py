@@ -6,7 +6,6 @@ ended.
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import traceback
@@ -327,7 +326,6 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
     ``before_close`` is called once there is nothing left to do but to close the instance.
     """
     link = Link(connection)
-    os.register_at_fork(after_in_child=connection.close)  # it ends with this process, not with a fork of it
     instance: EngineAdapter | None = None
     try:
         start, *early = link.receive(wait=True)
