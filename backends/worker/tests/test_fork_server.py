@@ -381,7 +381,7 @@ def test_a_start_that_is_given_up_leaves_no_worker(launch):
             with pytest.raises(asyncio.CancelledError):
                 await begun
             worker = await fork_server.fork(*arguments)
-            assert children() == [str(worker.pid)]
+            eventually(lambda: children() == [str(worker.pid)], "the one given up is gone")
             assert await asyncio.to_thread(worker.end) == "killed by SIGTERM"
             assert children() == []
 
