@@ -1,5 +1,5 @@
 # The two commands of the README, and the rest.  Each sets up .venv first; that is free when it is done.
-.PHONY: demo demo-cluster train test test-all rest-test test-costs environments packages setup setup-core setup-sglang setup-verl setup-clients setup-next-vllm \
+.PHONY: demo demo-cluster train test test-all rest-test test-costs packages setup setup-core setup-sglang setup-verl setup-clients setup-next-vllm \
 	setup-environments setup-docs \
 	check core-test fast-test engine-test long-test verl-test clients-test site site-test chromium prometheus bench-stale reference licences \
 	wheels try-wheels fix clean

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
-__all__ = ["ChildProcess", "ProcessGroup", "kill_on_close", "log_tail"]
+__all__ = ["ChildProcess", "ProcessGroup", "lead_group", "log_tail"]
 
 KILL_GRACE_S = 3.0
 LOG_TAIL_BYTES = 4096
@@ -120,7 +121,7 @@ class ChildProcess(ProcessGroup):
             )
             super().__init__(self._process.pid, alive)
             with suppress(ProcessLookupError):  # it has ended already
-                kill_on_close(held, self._process.pid)
+                _kill_on_close(held, self._process.pid)
         except BaseException:
             _alive_ends.discard(alive)
             os.close(alive)
@@ -168,12 +169,19 @@ def log_tail(log: IO[bytes], start: int = 0) -> list[str]:
     return os.pread(log.fileno(), max(0, end - start), start).decode(errors="replace").splitlines()
 
 
-def kill_on_close(pipe: int, group: int) -> None:
+def _kill_on_close(pipe: int, group: int) -> None:
     """Have the kernel send a process group SIGKILL once the other end of a held pipe closes; Linux only."""
     if sys.platform == "linux":
         fcntl.fcntl(pipe, fcntl.F_SETOWN, -group)
         fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(pipe, fcntl.F_SETFL, os.O_ASYNC)
+
+
+def lead_group(pipe: int) -> bool:
+    """Lead a group of its own that ends when the pipe's other end closes; return whether that is open."""
+    os.setsid()
+    _kill_on_close(pipe, os.getpid())
+    return not select.select([pipe], [], [], 0)[0]
 
 
 def _close_alive_ends() -> None:

@@ -10,12 +10,12 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import structlog
-from seer_worker.process.fork_server import unfitness
+from seer_worker.process.fork_server import set_title, unfitness
 
-from seer_core.process import ProcessGroup, kill_on_close
+from seer_core.process import ProcessGroup, lead_group
 
 __all__ = ["ForkedRank", "can_fork"]
 
@@ -93,13 +93,9 @@ def _become(name: str, main: Callable[[int], object], pipe: int, fd: int) -> NoR
     """Be the rank, in the forked process, until rank 0 is gone."""
     status = 1
     try:
-        os.setsid()
-        kill_on_close(pipe, os.getpid())
-        if not select.select([pipe], [], [], 0)[0]:
+        if lead_group(pipe):
             _let_go_of_all_but(pipe, fd)
-            setproctitle: Any = sys.modules.get("setproctitle")
-            if setproctitle is not None:
-                setproctitle.setproctitle(name)
+            set_title(name)
             os.write(fd, READY)
             main(fd)
             status = 0

@@ -16,7 +16,7 @@ class Fork(Struct, tag=True, frozen=True):
     """Fork a worker, as a child process of the runtime would be started.
 
     The descriptors that come with it are the socket itself, the worker's connection to the runtime, the end
-    of a pipe that ``kill_on_close`` takes, the log, and the working directory.
+    of a pipe that ``lead_group`` takes, the log, and the working directory.
     """
 
     name: str
@@ -35,8 +35,6 @@ class Forked(Struct, tag=True, frozen=True):
 
     pid: int
     """Its process id, which is also that of its group."""
-    facts: dict[str, str]
-    """For the log: what the server has imported, and in how many seconds."""
 
 
 class Unfit(Struct, tag=True, frozen=True):

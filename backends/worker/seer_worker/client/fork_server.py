@@ -179,19 +179,15 @@ class ForkServer:
             with ExitStack() as undo:
                 handle, theirs = socket.socketpair()
                 undo.callback(handle.close)
-                with theirs:
+                with theirs, ExitStack() as sent:
                     held, alive = os.pipe()
                     undo.callback(os.close, alive)
-                    try:
-                        here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-                        try:
-                            fds = [theirs.fileno(), connection.fileno(), held, log, here]
-                            with suppress(OSError):  # a dead server closes ``theirs``, which a read shows
-                                socket.send_fds(self._control, [b"."], fds)
-                        finally:
-                            os.close(here)
-                    finally:
-                        os.close(held)
+                    sent.callback(os.close, held)
+                    here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                    sent.callback(os.close, here)
+                    fds = [theirs.fileno(), connection.fileno(), held, log, here]
+                    with suppress(OSError):  # a dead server closes ``theirs``, which a read shows
+                        socket.send_fds(self._control, [b"."], fds)
                 frames: Frames[FromServer] = Frames(FromServer)
                 answer = await _ask(handle, _request(name, environment), frames)
                 match answer:

@@ -28,12 +28,12 @@ import attrs
 import structlog
 
 from seer_core.frames import Frames, WireError, encode
-from seer_core.process import kill_on_close
+from seer_core.process import lead_group
 from seer_worker.fork_wire import Exited, Fork, Forked, ForkFailed, FromServer, ToServer, Unfit
 from seer_worker.process.child import configure_log, serve
 from seer_worker.process.python_path import clash_of, replace_path
 
-__all__ = ["Forker", "main", "unfitness"]
+__all__ = ["Forker", "main", "set_title", "unfitness"]
 
 log = structlog.get_logger("seer")
 
@@ -185,8 +185,9 @@ class Forker:
         status = 1
         try:
             connection, pipe, log_fd, directory = request.fds
-            _lead_group(pipe)
-            request.send(Forked(os.getpid(), self._facts))
+            if not lead_group(pipe):
+                os._exit(status)
+            request.send(Forked(os.getpid()))
             for fd in (1, 2):
                 os.dup2(log_fd, fd)
             os.fchdir(directory)
@@ -217,14 +218,6 @@ class Forker:
                 os.close(fd)
 
 
-def _lead_group(pipe: int) -> None:
-    """Lead a process group that ends when the other end of the pipe closes, or has closed."""
-    os.setsid()
-    kill_on_close(pipe, os.getpid())
-    if select.select([pipe], [], [], 0)[0]:
-        os._exit(1)
-
-
 def _signalling_pipes() -> list[int]:
     """Return the descriptors of this process whose ends make the kernel send a signal."""
     found = []
@@ -251,11 +244,11 @@ def _take_over(wanted: Fork, changed: Mapping[str, str]) -> None:
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
-    _set_title(f"seer worker {wanted.name}")
+    set_title(f"seer worker {wanted.name}")
     gc.enable()
 
 
-def _set_title(title: str) -> None:
+def set_title(title: str) -> None:
     """Change what ``ps`` shows, if the library is there; its first call needs the first environment."""
     with suppress(ImportError):
         import_module("setproctitle").setproctitle(title)
@@ -287,7 +280,7 @@ def main(fd: int, preload: str) -> int:
     """Import the engine, and serve the runtime at the other end of ``fd``; return the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_log()
-    _set_title(f"seer fork server {preload}")
+    set_title(f"seer fork server {preload}")
     gc.disable()  # nothing of an import is garbage, and a collection in a worker would copy all pages
     begun_s, before = perf_counter(), dict(os.environ)
     module, _, name = preload.partition(":")
