@@ -254,6 +254,8 @@ class InstanceInfo(msgspec.Struct, frozen=True, dict=True):
     """Whether it ends chunks that may end early before it preempts any."""
     metrics_address: str = ""
     """The address at which its engine's own figures are served for Prometheus; empty where none are."""
+    end_token_ids: tuple[int, ...] = ()
+    """The tokens with which a response ends; empty if the engine does not say."""
 
     @cached_property
     def kv_domain(self) -> tuple[str, str]:

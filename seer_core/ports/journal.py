@@ -60,11 +60,16 @@ class Journal(Protocol):
     """
 
     def begin(
-        self, groups: Sequence[PromptGroup], version: int, fingerprints: Mapping[str, str]
+        self,
+        groups: Sequence[PromptGroup],
+        version: int,
+        fingerprints: Mapping[str, str],
+        end_token_ids: Sequence[int] = (),
     ) -> Sequence[Sequence[WrittenResponse]]:
         """Take in groups; return for each what an earlier process has written: all responses, or none.
 
-        Tokens depend on the group and on the weights, whose version and fingerprints these are.
+        Tokens depend on the group, on the weights, whose version and fingerprints these are, and on the
+        tokens that end a response, of which there are none where they are not known.
 
         Raises:
             InputError: a group or its weights are not those of the journal's group of this id; none is taken.

@@ -208,7 +208,9 @@ class RolloutController:
         weights, digest = self.fleet.weights, self.fleet.model.digest
         version = weights.current.version
         first = {"model": digest} if digest and not version else {}
-        return self.rollout.journal.begin(groups, version, weights.fingerprints | first)
+        return self.rollout.journal.begin(
+            groups, version, weights.fingerprints | first, self.fleet.end_token_ids
+        )
 
     def _earlier(self, groups: Sequence[PromptGroup]) -> Sequence[Sequence[Tokens]]:
         """Return the responses of earlier rollouts to each group's prompt that are drafted from."""

@@ -87,6 +87,8 @@ class Fleet:
         self.kv_pool = kv_pool
         self.shares_sibling_tokens = False
         self.alive: dict[str, InstanceInfo] = {}
+        self.end_token_ids: tuple[int, ...] = ()
+        """The tokens with which all instances end a response, as far as they say."""
         self.failed: dict[str, str] = {}
         self.reports: dict[str, InstanceReported] = {}
         self.degradations: dict[str, list[InstanceDegraded]] = {}
@@ -274,7 +276,8 @@ class Fleet:
     def _admit(self, info: InstanceInfo, event: str = "instance_started") -> None:
         self.alive[info.id] = info
         self._budget.started(info.id, self.clock.now())
-        log.info(event, instance=info.id, kv_tokens=info.kv_capacity_tokens)
+        ends = {"end_token_ids": list(info.end_token_ids)} if info.end_token_ids else {}
+        log.info(event, instance=info.id, kv_tokens=info.kv_capacity_tokens, **ends)
 
     async def _start_kv_pool(self) -> None:
         slot = self.kv_pool
@@ -315,6 +318,7 @@ class Fleet:
                     f"instance {engine.id!r} has other model files than the prompts are made for; give it the"
                     " model that the others have"
                 )
+            self._require_ends(engine.id, getattr(info, "end_token_ids", ()))
             await self.weights.load_current(engine, getattr(info, "fingerprint", ""))
         except SeerError:
             raise
@@ -329,6 +333,15 @@ class Fleet:
                 " id; report it to the author of its plug-in"
             )
         return info
+
+    def _require_ends(self, name: str, found: tuple[int, ...]) -> None:
+        """Refuse an instance whose responses end with other tokens than those of the others."""
+        if found and self.end_token_ids and found != self.end_token_ids:
+            raise EngineError(
+                f"instance {name!r} ends a response with the tokens {list(found)}, and others with"
+                f" {list(self.end_token_ids)}; give all the same tokenizer and generation_config.json"
+            )
+        self.end_token_ids = found or self.end_token_ids
 
     # Losses.
 

@@ -216,7 +216,7 @@ def test_a_completion_waits_for_its_journal(by_hand, hand, some_groups):
             self.safe = asyncio.Event()
             self.chunks = []
 
-        def begin(self, groups, version, fingerprints):
+        def begin(self, groups, version, fingerprints, end_token_ids=()):
             return [()] * len(groups)
 
         def chunk(self, *chunk):

@@ -17,7 +17,8 @@ from seer_worker.client.devices import inherited, worker_environment
 from seer_worker.client.engine import InstanceSpec
 from seer_worker.client.fleet import ProcessSettings, WorkerFleet, read_model_info
 from seer_worker.client.process_transport import process_client
-from seer_worker.tokenizer import ModelTokenizer
+from seer_worker.client.tokenizer_reader import TokenizerReader
+from seer_worker.tokenizer import ModelTokenizer, has_tokenizer
 from seer_worker.wire import Start
 
 from seer_core.errors import ConfigError, EngineError
@@ -73,7 +74,7 @@ def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher |
         model_dir = startup.path(settings.model)
         info = read_model_info(model_dir, settings.max_model_tokens, TABLE)
         changes["vocab_size"] = info.vocab_size
-        tokenizer = ModelTokenizer(model_dir) if (model_dir / "tokenizer.json").exists() else None
+        tokenizer = _tokenizer(settings, startup, model_dir) if has_tokenizer(model_dir) else None
     if settings.script:
         changes["script"] = str(startup.path(settings.script))
     return make_fleet(msgspec.structs.replace(settings, **changes), tokenizer, launcher=launcher)
@@ -132,7 +133,7 @@ def make_fleet(
             spec.settings,
             environment,
             launcher,
-            VLLM_PRELOAD if sglang is None else SGLANG_PRELOAD,
+            _preload(sglang),
             cannot_draft=spec.cannot_draft,
         )
         processes = [process_client(name, launch, labels[number]) for number, name in enumerate(names)]
@@ -150,6 +151,20 @@ def make_fleet(
     }
     schedule_losses(settings.kill_at_s, engines, clock, TABLE)
     return WorkerFleet(list(engines.values()), clock, model, tokenizer)
+
+
+def _tokenizer(settings: Settings, startup: Startup, model_dir: Path) -> ModelTokenizer:
+    """Return the tokenizer of a model, which a process with the scheduler reads."""
+    worker = settings.worker.resolve(startup)
+    sglang = _sglang(settings) if settings.scheduler == "sglang" else None
+    launch = msgspec.structs.replace(worker, python=sglang).launch(
+        "paced", "", {}, _environment(sglang, os.environ), None, _preload(sglang)
+    )
+    return ModelTokenizer(model_dir, reader=TokenizerReader(launch, model_dir))
+
+
+def _preload(sglang: str | None) -> str:
+    return VLLM_PRELOAD if sglang is None else SGLANG_PRELOAD
 
 
 def _sglang(settings: Settings) -> str:

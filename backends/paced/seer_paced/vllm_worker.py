@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ class EmulatedWorker(WorkerBase, WorkerExtension):
         """Return the drafts for the next step."""
         return self.model_runner.take_drafts()
 
-    def seer_install(self) -> None:
+    def seer_install(self, end_token_ids: Sequence[int]) -> None:
         """Show the extension what drafts."""
         if self.speculative_config is not None:
             self._seer_drafts = self.model_runner.drafter

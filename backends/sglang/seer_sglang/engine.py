@@ -126,6 +126,7 @@ class SglangEngine:
 
     With tensor parallelism it is one of ``ranks``, which meet at a ``port`` of the loopback.  Rank 0's has
     the ``proposer``, if its arguments have drafts.  With ``uniform_drafts`` all steps have trees of one size.
+    ``end_token_ids`` are the tokens that end a response, in place of those that SGLang finds.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class SglangEngine:
         port: int | None = None,
         *,
         uniform_drafts: bool = False,
+        end_token_ids: Sequence[int] = (),
     ) -> None:
         self.ranks = LeadingRank() if ranks is None else ranks
         nodes = args.speculative_num_draft_tokens if args.speculative_algorithm is not None else None
@@ -150,15 +152,17 @@ class SglangEngine:
         self.runner = self.scheduler.tp_worker.model_runner
         self.config = self.scheduler.model_config
         self.vocab_size: int = self.config.vocab_size
-        ends = self.config.hf_eos_token_id or ()
+        self._end_token_ids = frozenset(end_token_ids)
         device = torch.device(self.runner.device)
-        self.sampler = SglangSampler(self.vocab_size, device, ends, args.model_path, self.ranks)
+        self.sampler = SglangSampler(
+            self.vocab_size, device, self._end_token_ids, args.model_path, self.ranks
+        )
         self.runner.sampler = self.sampler
         if args.attention_backend == "torch_native":
             attention.install(self.runner.attn_backend)
             embedding.install()
         self._proposer = proposer
-        self._verifier = drafting.KeyedVerifier(self.sampler, self.config.hf_eos_token_id)
+        self._verifier = drafting.KeyedVerifier(self.sampler, self._end_token_ids)
         self._live: list[str] = []
         """The ids of the requests for which drafts are wanted now, in order."""
         self._verified: list[str] = []
@@ -265,7 +269,7 @@ class SglangEngine:
             None,
             array("q", job.token_ids),
             params,
-            eos_token_ids=self.config.hf_eos_token_id if ends else None,
+            eos_token_ids=set(self._end_token_ids) if ends else None,
             vocab_size=self.vocab_size,
             cache_salt=cache_salt,
             return_logprob=asks,

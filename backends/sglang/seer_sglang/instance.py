@@ -108,10 +108,12 @@ class SglangCore:
             if source is not None:
                 most = args.max_running_requests
                 proposer = SourceProposer(source.draft_tokens, read_vocab_size(args), most, self.draft_paths)
-            port = free_port()
+            port, ends = free_port(), start.end_token_ids
             uniform = not args.disable_cuda_graph if uniform is None else uniform
-            self._ranks.send(RankStart(settings, kv_cache_bytes, count, port, uniform))
-            self.engine = SglangEngine(args, proposer, self._ranks, port, uniform_drafts=uniform)
+            self._ranks.send(RankStart(settings, kv_cache_bytes, count, port, uniform, ends))
+            self.engine = SglangEngine(
+                args, proposer, self._ranks, port, uniform_drafts=uniform, end_token_ids=ends
+            )
         self._rank = SglangRank(self.engine)
         self._tensors = checkpoint.headers_of(settings["model_path"])
         if on_cpu and count == 1 and self.engine.runner.model_config.quantization is None:

@@ -204,7 +204,6 @@ IMPORTED = (
 SCHEDULER = (
     Name(_SCHEDULER, "tp_worker.model_runner.sampler", SAMPLED),
     Name(_SCHEDULER, "tp_worker.model_runner.model", WEIGHTS),
-    Name(_SCHEDULER, "model_config.hf_eos_token_id", "responses do not end"),
     Name(_SCHEDULER, "model_config.context_len", CAPACITY),
     Name(_SCHEDULER, "running_batch", LOOP),
     Name(_SCHEDULER, "last_batch", LOOP),

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field, structs
 from seer_worker.client.devices import inherited, refuse_arguments, share_devices, worker_environment
 from seer_worker.client.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
+from seer_worker.client.tokenizer_check import tokenizer_check
 from seer_worker.kv_room import fitting_slots, slots
 from seer_worker.machine import machine
 
@@ -128,6 +129,7 @@ def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher |
         preload="seer_sglang.preload:preload",
         launcher=launcher,
         controls=CONTROLS,
+        trust_remote_code=bool(settings.engine_args.get("trust_remote_code")),
     )
 
 
@@ -152,7 +154,10 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
         max_running=max_running(settings, model),
         tensor_parallel=devices,
     )
-    return installation(python) + checks + room
+    there = installation(python)
+    if all(check.ok for check in there) and model.is_dir():
+        there.append(tokenizer_check(PART, lambda: seer_make_engines(settings, startup, None)))
+    return there + checks + room
 
 
 def max_running(settings: Settings, model_dir: Path) -> int:

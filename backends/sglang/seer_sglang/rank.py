@@ -41,6 +41,7 @@ class RankStart:
     count: int
     port: int
     uniform_drafts: bool
+    end_token_ids: tuple[int, ...]
 
 
 class SglangRank:
@@ -114,7 +115,9 @@ def _make_engine(start: RankStart, ranks: FollowingRank) -> SglangEngine:
     if start.settings.get("radix_cache_backend") == cache.BACKEND:
         cache.register()
     args = server_args(start.settings, start.kv_cache_bytes)
-    return SglangEngine(args, None, ranks, start.port, uniform_drafts=start.uniform_drafts)
+    return SglangEngine(
+        args, None, ranks, start.port, uniform_drafts=start.uniform_drafts, end_token_ids=start.end_token_ids
+    )
 
 
 def main(number: int, fd: int) -> None:

@@ -69,7 +69,7 @@ settings = {
     "log_level": "error", "speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 6,
 }
 proposer = SourceProposer(5, 128, 4)
-engine = SglangEngine(server_args(settings, None), proposer, uniform_drafts=True)
+engine = SglangEngine(server_args(settings, None), proposer, uniform_drafts=True, end_token_ids=[2])
 for made_up in (None, 3):
     proposer.drafting.made_up = made_up
     for seed in range(3, 6):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -35,7 +35,7 @@ class WorkerExtension:
     _seer_drafts: OwnMethod | Proposer
     _seer_weights: WeightSource | None = None
 
-    def seer_install(self) -> str | None:
+    def seer_install(self, end_token_ids: Sequence[int]) -> str | None:
         """Sample by key, and time the drafts if there are any; return which model runner it is."""
         runner = self.model_runner
         if self.vllm_config.use_v2_model_runner:
@@ -45,7 +45,7 @@ class WorkerExtension:
                 self._seer_drafts = speculator.install(runner)
             return SECOND
         internals.check_runner(runner)
-        self._seer_sampler = sampling.install(runner)
+        self._seer_sampler = sampling.install(runner, end_token_ids)
         drafter = getattr(runner, "drafter", None)
         if drafter is None:
             return FIRST

@@ -111,7 +111,8 @@ class VllmCore:
         patches.fork_ranks()
         self.engine = LLMEngine.from_vllm_config(config, usage, disable_log_stats=args.disable_log_stats)
         internals.check_engine(self.engine)
-        [runner, *_] = self._call("seer_install")
+        self._end_token_ids = start.end_token_ids
+        [runner, *_] = self._call("seer_install", start.end_token_ids)
         self._emulated = runner is None
         if runner is not None:
             schedules = {"async_scheduling": config.scheduler_config.async_scheduling}
@@ -148,7 +149,8 @@ class VllmCore:
         """Queue a chunk; what computes the steps finds a script in its ``extra_args``."""
         try:
             prompt = tokens_input(job.token_ids, cache_salt=salt)
-            request_id = self.engine.add_request(job.id, prompt, _sampling_params(job, script))
+            params = _sampling_params(job, self._end_token_ids, script)
+            request_id = self.engine.add_request(job.id, prompt, params)
         except (VLLMClientError, ValueError) as error:
             raise Rejected(f"vLLM refuses the chunk: {error}") from error
         self._requests[job.id] = request_id
@@ -456,7 +458,10 @@ class VllmDrafts:
                 self._call("seer_draft", "stop")
 
 
-def _sampling_params(job: ChunkJob, script: ScriptedTokens | None) -> SamplingParams:
+def _sampling_params(
+    job: ChunkJob, end_token_ids: Sequence[int], script: ScriptedTokens | None
+) -> SamplingParams:
+    ends = () if job.sampling.ignore_eos else end_token_ids
     params = SamplingParams(
         temperature=job.sampling.temperature,
         top_p=job.sampling.top_p,
@@ -465,8 +470,8 @@ def _sampling_params(job: ChunkJob, script: ScriptedTokens | None) -> SamplingPa
         logprobs=job.sampling.top_logprobs,
         prompt_logprobs=job.sampling.prompt_logprobs if job.prompt_tokens == len(job.token_ids) else None,
         flat_logprobs=True,
-        ignore_eos=job.sampling.ignore_eos,
-        stop_token_ids=list(job.sampling.stop_token_ids),
+        ignore_eos=True,  # Seer's end tokens stand for those that vLLM finds
+        stop_token_ids=list({*job.sampling.stop_token_ids, *ends}),
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
         extra_args={
@@ -486,7 +491,6 @@ def _sampling_params(job: ChunkJob, script: ScriptedTokens | None) -> SamplingPa
         params.extra_args["sampling"] = job.sampling
     if script is not None:
         params.extra_args["script"] = script
-        params.ignore_eos = True
         params.stop_token_ids = [] if script.end is None else [script.end]
     return params
 

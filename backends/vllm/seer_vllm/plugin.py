@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 from seer_worker.client.devices import inherited, refuse_arguments, share_devices, worker_environment
 from seer_worker.client.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
+from seer_worker.client.tokenizer_check import tokenizer_check
 from seer_worker.kv_room import fitting_slots, slots
 
 from seer_core.model.sampling import CONTROLS
@@ -123,6 +124,8 @@ def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher |
         max_temperature=MAX_TEMPERATURE,
         controls=CONTROLS,
         own_methods=OWN_METHODS,
+        trust_remote_code=bool(settings.engine_args.get("trust_remote_code")),
+        skip_tokenizer=bool(settings.engine_args.get("skip_tokenizer_init")),
     )
 
 
@@ -133,6 +136,8 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
         return installation()
     checks = installation() if settings.python is None else elsewhere(startup.path(settings.python))
     model = startup.path(settings.model)
+    if all(check.ok for check in checks) and model.is_dir():
+        checks = [*checks, tokenizer_check("vllm", lambda: seer_make_engines(settings, startup, None))]
     return [
         *checks,
         *machine(

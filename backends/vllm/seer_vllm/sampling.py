@@ -19,7 +19,7 @@ first model runner (``VLLM_USE_V2_MODEL_RUNNER=0``) without async scheduling:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -258,20 +258,11 @@ def install_drafts(runner: Any) -> None:
     runner._calc_spec_decode_metadata = prepare_drafts
 
 
-def install(runner: Any) -> VllmSampler:
+def install(runner: Any, end_token_ids: Collection[int]) -> VllmSampler:
     """Make ``runner`` sample by key; ``internals.check_runner`` has found nothing against it."""
     if runner.speculative_config is not None:
         install_drafts(runner)
-    sampler = VllmSampler(runner, _end_tokens(runner.model_config))
+    sampler = VllmSampler(runner, end_token_ids)
     runner._sample = sampler.sample
     runner.sampler.gather_logprobs = gather_prompt_logprobs
     return sampler
-
-
-def _end_tokens(model_config: Any) -> set[int]:
-    """Return the tokens with which the model ends a response."""
-    found = [
-        getattr(model_config.hf_text_config, "eos_token_id", None),
-        model_config.try_get_generation_config().get("eos_token_id"),
-    ]
-    return {id for ids in found if ids is not None for id in (ids if isinstance(ids, list) else [ids])}

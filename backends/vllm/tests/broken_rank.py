@@ -8,10 +8,10 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_
 class BrokenReads(WorkerExtension):
     """Cannot read KV on rank 1."""
 
-    def seer_install(self):
+    def seer_install(self, end_token_ids):
         if self.rank == 1 and has_kv_transfer_group():
             get_kv_transfer_group().read_part = fail
-        return super().seer_install()
+        return super().seer_install(end_token_ids)
 
 
 def fail(block_ids, into):

@@ -15,6 +15,7 @@ from seer_core.ports.drafting import SiblingTokens, SourceSpec, StepTimes
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
 from seer_core.ports.kv import LOOPBACK, StoreSpec
 from seer_core.ports.weights import WeightSpec
+from seer_worker.tokenizer.reading import TokenizerReading
 
 __all__ = [
     "AbortChunk",
@@ -31,6 +32,7 @@ __all__ = [
     "Measured",
     "PoolMessage",
     "PushSiblingTokens",
+    "ReadTokenizer",
     "Ready",
     "ResetCache",
     "Shutdown",
@@ -40,6 +42,7 @@ __all__ = [
     "Submit",
     "Telemetry",
     "ToWorker",
+    "TokenizerRead",
     "UpdateWeights",
     "Wake",
 ]
@@ -63,8 +66,9 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     plain data of its own.  ``own_methods`` are the engine's methods of drafting, ``<engine>:<method>``,
     which a source may name instead of a class.  ``seer`` is the runtime's version; ``model_dir`` is to hold
     files of this digest, if it is given.  ``tokenizer_dir`` has the model's tokenizer, which stop strings
-    need.  ``address`` is this node's, which the worker itself finds out.  ``measured`` is what another
-    instance like this one has measured on this machine; the worker need not measure it again.
+    need; it may run code of that directory if ``trust_remote_code``.  Responses end with one of
+    ``end_token_ids``.  ``address`` is this node's, which the worker itself finds out.  ``measured`` is what
+    another instance like this one has measured on this machine; the worker need not measure it again.
     """
 
     instance: str
@@ -78,8 +82,21 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     model_dir: str = ""
     model_digest: str = ""
     tokenizer_dir: str = ""
+    trust_remote_code: bool = False
+    end_token_ids: tuple[int, ...] = ()
     address: str = LOOPBACK
     measured: Measured | None = None
+
+
+class ReadTokenizer(msgspec.Struct, frozen=True, tag=True):
+    """In place of ``Start``: read the tokenizer of a directory, or unless ``textual`` its end tokens alone.
+
+    Answered by ``TokenizerRead``, or ``Fatal``.
+    """
+
+    model_dir: str
+    trust_remote_code: bool
+    textual: bool
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -154,6 +171,7 @@ ControlCall = ResetCache | UpdateWeights | Sleep | Wake | MeasureSteps
 
 ToWorker = (
     Start
+    | ReadTokenizer
     | Submit
     | AbortChunk
     | EndChunkEarly
@@ -170,6 +188,12 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
     info: InstanceInfo
     measured: Measured | None = None
+
+
+class TokenizerRead(msgspec.Struct, frozen=True, tag=True):
+    """The answer to ``ReadTokenizer``."""
+
+    reading: TokenizerReading
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
@@ -229,4 +253,6 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromWorker = Ready | Finished | Failed | Streamed | Telemetry | Called | PoolMessage | Degraded | Fatal
+FromWorker = (
+    Ready | TokenizerRead | Finished | Failed | Streamed | Telemetry | Called | PoolMessage | Degraded | Fatal
+)

@@ -20,17 +20,17 @@ def estimate(text: str) -> int:
 
 
 def token_counter(model_dir: Path) -> Callable[[str], int]:
-    """Return a function that counts the tokens of a text by the ``tokenizer.json`` of a directory.
+    """Return a function that counts the tokens of a text by the tokenizer of a directory.
 
     Raises:
         ConfigError: the library is not installed, or the file is no tokenizer.
     """
     try:
-        import tokenizers  # noqa: F401  # imported late by what comes next
+        import transformers  # noqa: F401  # imported late by what comes next
         from seer_worker.tokenizer import ModelTokenizer
     except ImportError as error:
         remedy = how_to_install("lab", "`make setup`")
-        raise ConfigError(f"--tokenizer needs the library tokenizers ({error}); {remedy}") from error
+        raise ConfigError(f"--tokenizer needs transformers ({error}); {remedy}") from error
     tokenizer = ModelTokenizer(model_dir)
     tokenizer.encode_part("")  # so that a bad file is found before anything is read
     return lambda text: len(tokenizer.encode_part(text))

@@ -143,10 +143,15 @@ class DiskJournal:
                 self._require_same(Begun.of(group, known.version, {}))
 
     def begin(
-        self, groups: Sequence[PromptGroup], version: int, fingerprints: Mapping[str, str]
+        self,
+        groups: Sequence[PromptGroup],
+        version: int,
+        fingerprints: Mapping[str, str],
+        end_token_ids: Sequence[int] = (),
     ) -> Sequence[Sequence[WrittenResponse]]:
         """As ``seer_core.ports.journal.Journal.begin``."""
-        records = [Begun.of(group, version, dict(fingerprints)) for group in groups]
+        ends = tuple(end_token_ids)
+        records = [Begun.of(group, version, dict(fingerprints), ends) for group in groups]
         if not self._replace:
             for record in records:
                 self._require_same(record)

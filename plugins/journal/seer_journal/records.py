@@ -70,9 +70,17 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     """The fingerprints of the weights, by their recipes."""
     turns: bool = False
     """Whether an environment answers the turns of its responses."""
+    end_token_ids: tuple[int, ...] = ()
+    """The tokens that end a response; none where they are not known."""
 
     @classmethod
-    def of(cls, group: PromptGroup, version: int, fingerprints: dict[str, str]) -> Begun:
+    def of(
+        cls,
+        group: PromptGroup,
+        version: int,
+        fingerprints: dict[str, str],
+        end_token_ids: tuple[int, ...] = (),
+    ) -> Begun:
         """Return the record of a group."""
         prompt = Tokens(group.prompt_token_ids)
         return cls(
@@ -85,6 +93,7 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag="b"):
             version,
             fingerprints,
             group.turns,
+            end_token_ids,
         )
 
 
@@ -93,6 +102,7 @@ TITLES = {
     "version": "weight version",
     "fingerprints": "weights' fingerprint",
     "turns": "answers by an environment",
+    "end_token_ids": "tokens that end a response",
 }
 """How a user calls what is not called so in a prompts file."""
 
@@ -100,7 +110,8 @@ TITLES = {
 def difference(known: Begun, other: Begun) -> tuple[str, Any, Any] | None:
     """Return the first thing in which two groups of one id differ, so that their tokens may, and both values.
 
-    Weights are compared by the fingerprints that both have, and where they have none in common by version.
+    Weights are compared by the fingerprints that both have, and where they have none in common by version;
+    the tokens that end a response where both have some.
     """
     before, now = msgspec.structs.asdict(known), msgspec.structs.asdict(other)
     common = sorted(known.fingerprints.keys() & other.fingerprints.keys())
@@ -108,6 +119,8 @@ def difference(known: Begun, other: Begun) -> tuple[str, Any, Any] | None:
         each["fingerprints"] = {recipe: each["fingerprints"][recipe] for recipe in common}
         if common:
             each["version"] = 0
+        if not (known.end_token_ids and other.end_token_ids):
+            del each["end_token_ids"]
     for name, value in now.items():
         if before[name] != value:
             return TITLES.get(name, name), before[name], value

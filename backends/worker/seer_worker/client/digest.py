@@ -7,8 +7,9 @@ from pathlib import Path
 
 __all__ = ["digest_of"]
 
-WHOLE = (".json", ".jinja")
-"""Files that are read whole: configuration, tokenizer, chat template."""
+WHOLE = (".json", ".jinja", ".model", ".tiktoken", ".txt", ".py")
+"""Files that are read whole: configuration, tokenizer, chat templates, code."""
+TEMPLATES = "additional_chat_templates"
 WEIGHTS = (".safetensors", ".bin")
 SLICE_BYTES = 4096
 
@@ -19,9 +20,9 @@ def digest_of(model_dir: Path) -> str:
     Two copies of a model have the same.  Two models have not, unless their weights differ elsewhere only.
     """
     digest = hashlib.sha256()
-    for path in sorted(model_dir.iterdir()):
+    for path in sorted([*model_dir.iterdir(), *model_dir.glob(f"{TEMPLATES}/*.jinja")]):
         if path.suffix in WHOLE:
-            _add(digest, path.name, path.read_bytes())
+            _add(digest, str(path.relative_to(model_dir)), path.read_bytes())
         elif path.suffix in WEIGHTS:
             size = path.stat().st_size
             with path.open("rb") as file:

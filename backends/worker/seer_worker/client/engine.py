@@ -58,7 +58,8 @@ class InstanceSpec:
     ``cannot_draft`` and ``cannot_wire`` (a pool that exchanges notes with its stores) are the reason why this
     instance cannot; with ``ignores_kv_pool`` its engine shares no KV, which is no error.  ``model`` stands
     for the model's files; ``model_dir`` is where a worker must have the same ones, empty for no check.
-    ``tokenizer_dir`` has its tokenizer, if there is one.
+    ``tokenizer_dir`` has its tokenizer, if there is one, which may run code of the directory if
+    ``trust_remote_code``; ``end_tokens`` returns the tokens that end a response.
     """
 
     instance: str
@@ -70,6 +71,8 @@ class InstanceSpec:
     model: str = attrs.field(default="", kw_only=True)
     model_dir: str = attrs.field(default="", kw_only=True)
     tokenizer_dir: str = attrs.field(default="", kw_only=True)
+    trust_remote_code: bool = attrs.field(default=False, kw_only=True)
+    end_tokens: Callable[[], tuple[int, ...]] = attrs.field(default=tuple, kw_only=True)
 
 
 class Peer(Protocol):
@@ -207,12 +210,16 @@ class WorkerClient:
             spec.model_dir,
             await asyncio.to_thread(_digest_now, spec.model_dir),
             spec.tokenizer_dir,
+            spec.trust_remote_code,
+            await asyncio.to_thread(spec.end_tokens),
         )
         info = await self.transport.open(start, self)
         self._up = True
         if self._wired is not None:
             self._wired.connect(self.id, self._send_note)
-        return msgspec.structs.replace(info, labels=self._labels, model=spec.model)
+        return msgspec.structs.replace(
+            info, labels=self._labels, model=spec.model, end_token_ids=start.end_token_ids
+        )
 
     def submit(self, job: ChunkJob) -> None:
         """Queue a chunk; on an instance just lost it is void with the others."""

@@ -29,7 +29,8 @@ from seer_worker.client.digest import digest_of
 from seer_worker.client.engine import WorkerClient
 from seer_worker.client.local import LocalLauncher
 from seer_worker.client.process_transport import Launch, process_client
-from seer_worker.tokenizer import ModelTokenizer
+from seer_worker.client.tokenizer_reader import TokenizerReader
+from seer_worker.tokenizer import ModelTokenizer, has_tokenizer
 
 __all__ = [
     "Few",
@@ -175,6 +176,8 @@ def make_fleet(
     own_methods: tuple[str, ...] = (),
     cannot_draft: str | None = None,
     ignores_kv_pool: bool = False,
+    trust_remote_code: bool = False,
+    skip_tokenizer: bool = False,
 ) -> WorkerFleet:
     """Return the instances of the table ``[engine.<name>]``, not yet started.
 
@@ -193,6 +196,8 @@ def make_fleet(
         own_methods: as ``Launch`` has it, like the arguments that follow.
         cannot_draft: likewise.
         ignores_kv_pool: likewise.
+        trust_remote_code: whether the tokenizer may run code of the model's directory.
+        skip_tokenizer: whether the model's tokenizer, if there is one, is left alone.
 
     Raises:
         ConfigError: there is no such model, or a setting does not fit it.
@@ -201,7 +206,7 @@ def make_fleet(
     model_dir = startup.path(settings.model)
     model = read_model_info(model_dir, settings.max_model_tokens, table, max_temperature)
     digest = digest_of(model_dir)
-    has_tokenizer = (model_dir / "tokenizer.json").exists()
+    textual = has_tokenizer(model_dir) and not skip_tokenizer
     launch = settings.resolve(startup).launch(
         name,
         instance,
@@ -214,17 +219,23 @@ def make_fleet(
         ignores_kv_pool=ignores_kv_pool,
         model=digest,
         model_dir="" if launcher is None else str(model_dir),
-        tokenizer_dir=str(model_dir.absolute()) if has_tokenizer else "",
+        tokenizer_dir=str(model_dir.absolute()) if textual else "",
+        trust_remote_code=trust_remote_code,
     )
+    read = TokenizerReader(
+        attrs.evolve(launch, environment=environments[0]), model_dir, trust_remote_code, textual
+    )
+    launch = attrs.evolve(launch, end_tokens=lambda: read().end_token_ids)
     labels = labels_of(settings.labels, settings.instances, table)
     engines = [
         process_client(f"{name}-{index}", attrs.evolve(launch, environment=environment), labels[index])
         for index, environment in enumerate(environments)
     ]
-    if not has_tokenizer:
+    if not textual:
         controls = tuple(each for each in controls if each not in NEEDS_TOKENIZER)
     model = msgspec.structs.replace(model, digest=digest, controls=controls)
-    return WorkerFleet(engines, RealClock(), model, ModelTokenizer(model_dir) if has_tokenizer else None)
+    tokenizer = ModelTokenizer(model_dir, trust_remote_code, read) if textual else None
+    return WorkerFleet(engines, RealClock(), model, tokenizer)
 
 
 class TextConfig(Struct, frozen=True):

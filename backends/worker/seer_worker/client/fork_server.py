@@ -11,7 +11,7 @@ import select
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -37,6 +37,8 @@ UNKNOWN_STATUS = 255
 
 _servers: list[ForkServer] = []
 """The servers of this process, the last used one at the end."""
+_choosing = threading.Lock()
+"""Held while a server is chosen, or made: threads of this process may fork at the same time."""
 
 
 class ForkRefusedError(Exception):
@@ -127,7 +129,7 @@ class ForkServer:
         self.has_served = False
         """Whether it has forked a worker."""
         self._workers: list[ForkedProcess] = []
-        self._waiting = 0
+        self._waiting: set[str] = set()
         with ExitStack() as undo:
             self._log = undo.enter_context(tempfile.TemporaryFile())
             self._control, theirs = socket.socketpair()
@@ -174,7 +176,7 @@ class ForkServer:
             ForkRefusedError: it must be started in another way, or the server has ended.
             OSError: the machine lacks what a process takes.
         """
-        self._waiting += 1
+        self._waiting.add(name)
         try:
             with ExitStack() as undo:
                 handle, theirs = socket.socketpair()
@@ -204,7 +206,7 @@ class ForkServer:
             self._workers.append(worker)
             return worker
         finally:
-            self._waiting -= 1
+            self._waiting.discard(name)
 
     def close(self) -> None:
         """End the process; workers without an end to come are killed."""
@@ -284,7 +286,9 @@ async def fork(
     reason = why_not_here()
     if reason is not None:
         raise ForkRefusedError(reason)
-    for server in _suitable(interpreter, preload, environment):
+    refused: list[ForkServer] = []
+    while True:
+        server = _suitable(interpreter, preload, environment, refused)
         try:
             return await server.fork(name, environment, connection, log)
         except ForkRefusedError as refusal:
@@ -292,22 +296,28 @@ async def fork(
                 if server.has_served and not server.alive:
                     _end(server)  # the next start makes another; one that failed to import stays, and refuses
                 raise
-    raise AssertionError("a fork server has refused its own PYTHONPATH")
+            refused.append(server)
 
 
-def _suitable(interpreter: str, preload: str, environment: Mapping[str, str]) -> Iterator[ForkServer]:
-    """Yield servers that could fork the worker, at last one with its PYTHONPATH, which is made if need be."""
+def _suitable(
+    interpreter: str, preload: str, environment: Mapping[str, str], refused: Sequence[ForkServer]
+) -> ForkServer:
+    """Return a server that could fork the worker, best one with its PYTHONPATH; it is made if need be."""
     path = environment.get("PYTHONPATH", "")
-    found = [server for server in _servers if server.suits(interpreter, preload, environment)]
-    for server in sorted(found, key=lambda server: server.environment.get("PYTHONPATH", "") != path):
-        if server in _servers:
+    with _choosing:
+        found = [
+            server
+            for server in _servers
+            if server not in refused and server.suits(interpreter, preload, environment)
+        ]
+        if found:
+            server = min(found, key=lambda server: server.environment.get("PYTHONPATH", "") != path)
             _servers.remove(server)
-            _servers.append(server)
-            yield server
-    _end_unused()
-    server = ForkServer(interpreter, preload, environment)
-    _servers.append(server)
-    yield server
+        else:
+            _end_unused()
+            server = ForkServer(interpreter, preload, environment)
+        _servers.append(server)
+        return server
 
 
 def _end_unused() -> None:
@@ -320,8 +330,9 @@ def _end_unused() -> None:
 
 
 def _end(server: ForkServer) -> None:
-    _servers.remove(server)
-    server.close()
+    with suppress(ValueError):  # another thread has done it
+        _servers.remove(server)
+        server.close()
 
 
 def servers() -> list[ForkServer]:

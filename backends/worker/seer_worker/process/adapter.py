@@ -367,7 +367,8 @@ class CoreAdapter:
         self._forward = ModelForward(core) if forward is None else forward
         self._jobs: dict[str, ChunkJob] = {}
         self._tokenizer_dir = start.tokenizer_dir
-        self._stops = StopStrings(ModelTokenizer(Path(start.tokenizer_dir)).decode)
+        tokenizer = ModelTokenizer(Path(start.tokenizer_dir), start.trust_remote_code)
+        self._stops = StopStrings(tokenizer.decode)
         self._poisoned = False
         self._pool_degradations = DegradationLog("kv_pool")
         self._store: KVStore | None = None

@@ -12,13 +12,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf, isfinite
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import structlog
 from msgspec import structs
 
-from seer_core.errors import EngineError
+from seer_core.errors import ConfigError, EngineError
 from seer_core.frames import Frames, WireError, encode
 from seer_core.model import InstanceInfo
 from seer_core.model.arrays import Logprobs, Tokens
@@ -29,6 +30,7 @@ from seer_worker.process.drafts import check_source
 from seer_worker.process.instance import DRAFTS, INSTANCE, SHARES_KV, EngineAdapter, Rejected
 from seer_worker.process.place import node_name, own_address
 from seer_worker.process.place_checks import check_place
+from seer_worker.tokenizer.library import read
 from seer_worker.wire import (
     AbortChunk,
     Called,
@@ -42,6 +44,7 @@ from seer_worker.wire import (
     MeasureSteps,
     PoolMessage,
     PushSiblingTokens,
+    ReadTokenizer,
     Ready,
     ResetCache,
     Shutdown,
@@ -49,6 +52,7 @@ from seer_worker.wire import (
     Start,
     Streamed,
     Submit,
+    TokenizerRead,
     ToWorker,
     UpdateWeights,
     Wake,
@@ -174,8 +178,8 @@ class Worker:
                     receive_pool_message(note)
             case ResetCache() | UpdateWeights() | Sleep() | Wake() | MeasureSteps():
                 self._send(self._call(message))
-            case Start():
-                raise WireError("a second Start has arrived; a worker takes one")
+            case Start() | ReadTokenizer():
+                raise WireError(f"a second {type(message).__name__} has arrived; a worker takes one")
             case Shutdown():
                 raise WireError("Shutdown has arrived where a step was due; it ends ``Worker.serve``")
 
@@ -329,6 +333,10 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
     instance: EngineAdapter | None = None
     try:
         start, *early = link.receive(wait=True)
+        if isinstance(start, ReadTokenizer) and not early:
+            reading = read(Path(start.model_dir), start.trust_remote_code, start.textual)
+            link.send(TokenizerRead(reading))
+            return 0
         if not isinstance(start, Start) or early:
             raise WireError("the first message must be Start, alone")
         check_place(start)
@@ -346,7 +354,7 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
         Worker(link.send, instance).serve(link)
     except EOFError:
         return 0
-    except (EngineError, WireError) as error:
+    except (ConfigError, EngineError, WireError) as error:
         link.send_last(str(error))
         return 1
     except Exception:

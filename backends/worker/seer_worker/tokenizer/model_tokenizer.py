@@ -1,0 +1,148 @@
+"""The tokenizer of a model for prompts, chats, environments' answers and texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seer_core.errors import PromptError, SeerError
+from seer_core.json_files import describe_flaw
+from seer_worker.tokenizer.library import LibraryTokenizer, read
+from seer_worker.tokenizer.reading import TokenizerReading
+from seer_worker.tokenizer.templates import ChatTemplates
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["ModelTokenizer"]
+
+QUESTION, TURN = "question", "turn"
+"""Contents of the messages that stand for a chat before messages that are appended."""
+
+
+class ModelTokenizer:
+    """The tokenizer of a directory, which is read when it is first used.
+
+    Args:
+        model_dir: has its files.
+        trust_remote_code: whether it may run code of the directory.
+        reader: returns the reading; without one transformers is imported here for it.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        trust_remote_code: bool = False,
+        reader: Callable[[], TokenizerReading] | None = None,
+    ) -> None:
+        self._dir = model_dir
+        self._trust_remote_code = trust_remote_code
+        self._read = reader or partial(read, model_dir, trust_remote_code)
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the model's files."""
+        return self._dir
+
+    @cached_property
+    def reading(self) -> TokenizerReading:
+        """The tokenizer as transformers reads it.
+
+        Raises:
+            ConfigError: they are damaged, or transformers cannot read them.
+        """
+        return self._read()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a plain prompt, special tokens as the tokenizer adds them."""
+        return self._encode(text, add_special_tokens=True)
+
+    def encode_part(self, text: str) -> list[int]:
+        """Return the ids of a text that stands within another, without special tokens."""
+        return self._encode(text, add_special_tokens=False)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Return the ids of a chat, with the model's template and the generation prompt.
+
+        ``tools`` of ``template_kwargs`` go to the template for tools, if the model has one of its own.
+
+        Raises:
+            PromptError: ``template_kwargs`` has a variable that is given to every template, or the tokenizer
+                refuses the text.
+        """
+        if self._backend is None:
+            return self._library.encode_chat(messages, template_kwargs or {})
+        return self._encode(self._templates.render(messages, template_kwargs), add_special_tokens=False)
+
+    def encode_reply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        written: Sequence[int],
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the ids that follow the model's message ``written``: messages and the generation prompt.
+
+        A short chat stands for the one before, so the model's own tokens are not read, and stay as they are.
+
+        Raises:
+            PromptError: with the messages, the template writes another text before them, or as
+                ``encode_chat``.
+        """
+        chat = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": TURN}]
+        before = self._templates.render(chat, template_kwargs, add_generation_prompt=False)
+        whole = self._templates.render([*chat, *messages], template_kwargs)
+        end = before.rfind(TURN) + len(TURN)
+        if TURN not in before or not whole.startswith(before):
+            raise PromptError(
+                "the chat template writes a message of the assistant's in another way when messages follow,"
+                " so none can be appended; let the environment answer text or token ids"
+            )
+        ids = self._encode(whole[end:], add_special_tokens=False)
+        return ids[1:] if ids and ids[:1] == list(written[-1:]) else ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of generated ids, special tokens left out."""
+        return self._decode(token_ids, skip_special_tokens=True)
+
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """Return the text of generated ids, with special tokens."""
+        return self._decode(token_ids, skip_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            if self._backend is None:
+                return self._library.encode(text, add_special_tokens)
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except SeerError:
+            raise
+        except Exception as error:  # the library raises no other kind
+            raise PromptError(
+                f"the tokenizer in {self._dir} refused the text: {describe_flaw(error)}"
+            ) from error
+
+    def _decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        if self._backend is None:
+            return self._library.decode(token_ids, skip_special_tokens)
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    @cached_property
+    def _backend(self) -> Tokenizer | None:
+        """The tokenizer, unless it is written in Python."""
+        from tokenizers import Tokenizer
+
+        if self.reading.backend is None:
+            return None
+        return Tokenizer.from_str(self.reading.backend)
+
+    @cached_property
+    def _library(self) -> LibraryTokenizer:
+        """The tokenizer, if it is written in Python."""
+        return LibraryTokenizer(self._dir, self._trust_remote_code)
+
+    @cached_property
+    def _templates(self) -> ChatTemplates:
+        return ChatTemplates(self.reading, self._dir)
