@@ -35,6 +35,9 @@ T = TypeVar("T")
 
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN = 128, 192, 4, 6, 2, 32, 512
 EOS = 2
+"""The tokenizer's end token, the one of each model: a generation's configuration without one is beside it."""
+NO_END = 9
+"""The end token of ``config.json``, which does not count then."""
 CONTROLLED = {
     "min_p": Sampling(1.0, min_p=0.2),
     "repetition": Sampling(1.0, repetition_penalty=1.4),
@@ -130,10 +133,11 @@ def write_model(directory: Path, seed: int, tied: bool = False, kv_heads: int = 
         "hidden_act": "silu",
         "tie_word_embeddings": tied,
         "torch_dtype": "float32",
-        "eos_token_id": EOS,
+        "eos_token_id": NO_END,
         "bos_token_id": 1,
     }
     (directory / "config.json").write_text(json.dumps(config))
+    (directory / "generation_config.json").write_text("{}")
     words = {
         word: i for i, word in enumerate(["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in range(3, VOCAB))])
     }

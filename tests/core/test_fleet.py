@@ -107,6 +107,23 @@ def test_an_instance_of_another_model_is_not_added(by_hand, hand):
     assert other.stops == 1
 
 
+def test_an_instance_that_ends_responses_with_other_tokens_is_not_added(by_hand, hand):
+    w, x, same, other = hand("w"), hand("x"), hand("y"), hand("z")
+    for engine, ends in ((x, (2, 7)), (same, (2, 7)), (other, (2,))):
+        engine.info = msgspec.structs.replace(engine.info, end_token_ids=ends)
+
+    async def run():
+        async with by_hand(w, x) as runtime:  # of w the tokens are not known
+            await runtime.add(same)
+            with pytest.raises(
+                EngineError, match=r"'z' ends a response with the tokens \[2\], and others with \[2, 7\]; give"
+            ):
+                await runtime.add(other)
+            assert set(runtime.alive) == {"w", "x", "y"}
+
+    play(run())
+
+
 def test_an_instance_that_is_still_starting_when_the_runtime_stops_is_stopped_too(
     by_hand, hand, slow_starter
 ):

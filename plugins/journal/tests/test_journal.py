@@ -188,6 +188,17 @@ def test_other_weights_are_refused_where_they_can_be_compared(tmp_path):
         assert journal.begin(GROUPS, 4, {"sum": "1a"})[0][0].token_ids == []  # the same, in another count
 
 
+def test_other_tokens_that_end_a_response_are_refused_where_both_are_known(tmp_path):
+    with DiskJournal(tmp_path / "j") as journal:
+        journal.begin(GROUPS, 3, {"sum": "1a"}, (2, 7))
+    with DiskJournal(tmp_path / "j") as journal:
+        with pytest.raises(InputError, match=r"tokens that end a response was \(2, 7\) and is \(2,\) now"):
+            journal.begin(GROUPS, 3, {"sum": "1a"}, (2,))
+        with pytest.raises(InputError, match="weight version was 3 and is 4 now"):
+            journal.begin(GROUPS, 4, {}, (2, 7))
+        assert journal.begin(GROUPS, 3, {"sum": "1a"})[0][0].token_ids == []
+
+
 def test_other_facts_are_refused_by_name(tmp_path):
     DiskJournal(tmp_path / "j", facts={"--iteration": "3"}).close()
     with pytest.raises(InputError, match="--iteration was '3' and is '4' now; restore it, or begin anew"):

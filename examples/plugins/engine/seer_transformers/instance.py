@@ -42,8 +42,7 @@ class TransformersInstance:
         )
         self._model = model.eval()
         self._tensors = checkpoint.headers_of(settings["model"])
-        ends = model.generation_config.eos_token_id
-        self._ends = set(ends if isinstance(ends, list) else [ends])
+        self._ends = frozenset(start.end_token_ids)
         self._sampler = Sampler(model.config.vocab_size)
         self._chunks: dict[str, Running] = {}
         self._weight_version = 0
