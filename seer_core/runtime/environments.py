@@ -25,7 +25,7 @@ from seer_core.plugins.config import TurnsTable
 from seer_core.ports.contracts import implemented
 from seer_core.ports.engine import Clock, HeldClock, ModelInfo, ReplyTokenizer, Tokenizer
 from seer_core.ports.environment import AnsweredTurn, Environment, EnvironmentAnswer, ModelTurn, Trajectory
-from seer_core.runtime.long_texts import LONG_TEXT, characters_of, end_beyond, text_of
+from seer_core.runtime.long_texts import LONG_TEXT, characters_of, cut, end_beyond, text_of
 from seer_core.threads import in_thread
 
 __all__ = ["EncodedAnswer", "EnvironmentCalls", "EnvironmentListener", "Question"]
@@ -339,12 +339,8 @@ def _shortened(
         return messages
     short = []
     for message in messages:
-        content = message.get("content")
-        if isinstance(content, str):
-            short.append({**message, "content": content[:left]})
-            left -= len(short[-1]["content"])
-        else:
-            short.append(dict(message))
+        content, left = cut(message.get("content"), left)
+        short.append({**message, "content": content})
     return short
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from seer_core.ports.engine import Tokenizer
 
-__all__ = ["LONG_TEXT", "characters_of", "end_beyond", "text_of"]
+__all__ = ["LONG_TEXT", "characters_of", "cut", "end_beyond", "text_of"]
 
 LONG_TEXT = 1 << 16
 """Characters from which texts are encoded beside the event loop, which would stand still meanwhile."""
@@ -29,9 +29,33 @@ def characters_of(text: Any, messages: Any, variables: Any = None) -> int:
 
 
 def text_of(messages: Iterable[Mapping[str, Any]]) -> str:
-    """Return the contents of messages that are text."""
-    contents = (message.get("content") for message in messages)
-    return "".join(each for each in contents if isinstance(each, str))
+    """Return the contents of messages that are text, or parts of text."""
+    return "".join(text for message in messages for text in _texts(message.get("content")))
+
+
+def cut(content: Any, characters: int) -> tuple[Any, int]:
+    """Return the content of a message without the text beyond so many characters, and how many are left."""
+    if isinstance(content, str):
+        return content[:characters], characters - len(content[:characters])
+    if not isinstance(content, list | tuple):
+        return content, characters
+    parts = []
+    for part in content:
+        short = part
+        if isinstance(part, str):
+            short, characters = cut(part, characters)
+        elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            text, characters = cut(part["text"], characters)
+            short = {**part, "text": text}
+        parts.append(short)
+    return parts, characters
+
+
+def _texts(content: Any) -> Iterable[str]:
+    for part in content if isinstance(content, list | tuple) else [content]:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if isinstance(text, str):
+            yield text
 
 
 def end_beyond(text: str, tokenizer: Tokenizer, most: int) -> int | None:

@@ -116,7 +116,8 @@ def test_an_instance_that_ends_responses_with_other_tokens_is_not_added(by_hand,
         async with by_hand(w, x) as runtime:  # of w the tokens are not known
             await runtime.add(same)
             with pytest.raises(
-                EngineError, match=r"'z' ends a response with the tokens \[2\], and others with \[2, 7\]; give"
+                EngineError,
+                match=r"'z' ends a response with the tokens \[2\], and others with \[2, 7\]; give",
             ):
                 await runtime.add(other)
             assert set(runtime.alive) == {"w", "x", "y"}

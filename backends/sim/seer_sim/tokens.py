@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
+from seer_core.errors import PromptError, quote
+
 __all__ = ["EOS_TOKEN_ID", "FIRST_TOKEN_ID", "ByteTokenizer", "Drawn", "generate"]
 
 EOS_TOKEN_ID = 2
@@ -179,8 +181,12 @@ class ByteTokenizer:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """Return the ids of ``role: content`` lines and the generation prompt; there are no variables."""
-        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
+        """Return the ids of ``role: content`` lines and the generation prompt; there are no variables.
+
+        Raises:
+            PromptError: a message has no role, or something else than text.
+        """
+        lines = [f"{_role(n, each)}: {_content(n, each)}\n" for n, each in enumerate(messages)]
         return self.encode("".join(lines) + "assistant: ")
 
     def encode_reply(
@@ -197,3 +203,29 @@ class ByteTokenizer:
         shown = " ".join(str(token) for token in token_ids[:TEXT_TOKENS] if token >= FIRST_TOKEN_ID)
         more = len(token_ids) - TEXT_TOKENS
         return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _role(number: int, message: Mapping[str, Any]) -> str:
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise PromptError(f"message {number} has no role; give it one: system, user, assistant or tool")
+    return "system" if role == "developer" else role
+
+
+def _content(number: int, message: Mapping[str, Any]) -> str:
+    """Return the content of a message, one line for each of its parts; the assistant's may be null."""
+    content = message.get("content")
+    if content is None and message["role"] == "assistant":
+        return ""
+    texts = [_text(each) for each in (content if isinstance(content, list | tuple) else [content])]
+    if None in texts:
+        raise PromptError(
+            f"message {number} has {quote(content)} for its content, and Seer rolls out text alone; give text"
+        )
+    return "\n".join(map(str, texts))
+
+
+def _text(part: Any) -> str | None:
+    if isinstance(part, Mapping):
+        part = part.get("text") if str(part.get("type")).endswith("text") else None
+    return part if isinstance(part, str) else None

@@ -200,11 +200,26 @@ def test_an_end_token_that_the_model_has_written_is_not_written_again(tmp_path):
     assert tokenizer.encode_reply(REPLY, [*written, end]) == answer[1:]
 
 
-def test_messages_are_refused_where_the_template_writes_the_turn_before_in_another_way(tmp_path):
+def test_a_turn_that_the_template_writes_in_another_way_when_messages_follow_keeps_its_tokens(tmp_path):
     template = "{% for m in messages %}{{ '*' if loop.last }}{{ m.content }}{% endfor %}"
     tokenizer = ModelTokenizer(write_tokenizer(tmp_path / "model", template))
-    with pytest.raises(PromptError, match="in another way when messages follow"):
-        tokenizer.encode_reply(REPLY, [5])
+    assert tokenizer.encode_reply(REPLY, [5]) == tokenizer.encode_part("*And 3 < 2?")
+
+
+def test_messages_whose_content_the_template_leaves_out_are_refused(tmp_path):
+    template = "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}"
+    tokenizer = ModelTokenizer(write_tokenizer(tmp_path / "model", template))
+    with pytest.raises(PromptError, match="let the environment answer text or token ids"):
+        tokenizer.encode_reply([{"role": "tool", "content": "4 degrees"}], [5])
+
+
+def test_an_image_is_refused_and_not_left_out(tmp_path):
+    tokenizer = ModelTokenizer(write_tokenizer(tmp_path / "model", TEMPLATES["parts of a content"]))
+    parts = [{"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": "a.png"}}]
+    with pytest.raises(
+        PromptError, match="message 1 has a part of type 'image_url', and Seer rolls out text"
+    ):
+        tokenizer.encode_chat([CHAT[0], {"role": "user", "content": parts}])
 
 
 def test_variables_of_the_template_are_given_to_messages_that_are_appended_too(tmp_path):

@@ -84,8 +84,10 @@ class Refused(Exception):
 
 
 def field_of(message: str) -> str | None:
-    """Return the field that an error of a prompt begins with, if it is one of sampling."""
+    """Return the field that an error of a prompt begins with, if it is one of sampling or the messages."""
     word = PROMPT_NUMBER.sub("", message).partition(" ")[0]
+    if word in ("message", "messages"):
+        return "messages"
     return word if word in SamplingChoice.__struct_fields__ else None
 
 

@@ -13,7 +13,7 @@ from seer_core.errors import PromptError, printable
 from seer_core.model import SamplingChoice, StructuredOutputs
 from seer_core.model.sampling import CONTROLS, MOST_TOP_LOGPROBS
 from seer_server.neutral import IN_CHATS, IN_COMPLETIONS, FieldError, own_fields
-from seer_server.tools import Tool, ToolChoice, plain_calls, tool_choice_of
+from seer_server.tools import Tool, ToolChoice, tool_choice_of
 
 __all__ = [
     "ChatRequest",
@@ -234,9 +234,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     def prompts(self) -> list[dict[str, Any]]:
         """Return the messages, which the model's template makes one prompt of."""
-        prompt: dict[str, Any] = {
-            "messages": [_plain(number, each) for number, each in enumerate(self.messages)]
-        }
+        prompt: dict[str, Any] = {"messages": self.messages}
         variables = dict(self.chat_template_kwargs or {})
         if self.tools:
             variables["tools"] = [each.plain for each in self.tools]
@@ -358,23 +356,6 @@ def records(
         {**common, **prompt, "group_id": group if len(prompts) == 1 else f"{group}-{number}"}
         for number, prompt in enumerate(prompts)
     ]
-
-
-def _plain(number: int, message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with text for its content, which may have come in parts."""
-    if not isinstance(message.get("role"), str):
-        raise PromptError(f"message {number} has no role; give it one: system, user or assistant")
-    if message["role"] == "assistant":
-        message = plain_calls(number, message)
-    content = message.get("content")
-    if isinstance(content, str | None):
-        return message
-    if not isinstance(content, list):
-        raise PromptError(f"content of message {number} is neither text nor a list of parts")
-    texts = [each.get("text") if isinstance(each, dict) else None for each in content]
-    if not all(isinstance(each, str) for each in texts):
-        raise PromptError(f"message {number} has a part that is no text; there is nothing else to send")
-    return {**message, "content": "\n".join(texts)}  # type: ignore[arg-type]
 
 
 def error_body(message: str, kind: str, code: int, param: str | None = None) -> dict[str, Any]:

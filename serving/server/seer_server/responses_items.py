@@ -13,9 +13,6 @@ from seer_server.parsing import Reading, ToolCall
 
 __all__ = ["OutputItems", "messages_of"]
 
-ROLES = {"developer": "system"}
-"""Roles that chat templates lack, and those that stand for them."""
-
 
 def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages of an input's items.
@@ -32,7 +29,7 @@ def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             output = {"content": item.get("output"), "tool_call_id": item.get("call_id")}
             messages.append({"role": "tool", **output})
         elif kind == "message" and isinstance(role, str) and role != "assistant":
-            messages.append({"role": ROLES.get(role, role), "content": item.get("content")})
+            messages.append({"role": role, "content": item.get("content")})
         else:
             name, value = _part_of(kind, role, item)
             last = messages[-1] if messages and messages[-1]["role"] == "assistant" else {}

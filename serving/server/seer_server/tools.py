@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,7 +11,7 @@ from msgspec import Meta
 from seer_core.errors import quote
 from seer_server.neutral import FieldError
 
-__all__ = ["Function", "NamedFunction", "NamedTool", "Tool", "ToolChoice", "plain_calls", "tool_choice_of"]
+__all__ = ["Function", "NamedFunction", "NamedTool", "Tool", "ToolChoice", "tool_choice_of"]
 
 Name = Annotated[str, Meta(min_length=1)]
 
@@ -80,39 +80,3 @@ def tool_choice_of(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> T
         name = quote(choice.function.name)
         raise FieldError(f"tool_choice names {name}, and no tool has that name", "tool_choice")
     return choice or "auto"
-
-
-def plain_calls(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an assistant's message as chat templates want it: arguments of its calls are objects.
-
-    As in vLLM, arguments that are no object of JSON are an empty one, so that a chat goes on after a call
-    that was cut; content that is null is empty, and reasoning has both its names.
-
-    Raises:
-        FieldError: it has calls that are none of functions.
-    """
-    plain = dict(message)
-    if plain.get("content") is None:
-        plain["content"] = ""
-    if isinstance(plain.get("reasoning"), str):
-        plain["reasoning_content"] = plain["reasoning"]
-    calls = plain.pop("tool_calls", None)
-    if not calls:
-        return plain
-    if not isinstance(calls, list):
-        raise FieldError(f"tool_calls of message {number} are no list; give a list of calls", "messages")
-    plain["tool_calls"] = [_plain_call(number, call) for call in calls]
-    return plain
-
-
-def _plain_call(number: int, call: object) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not (isinstance(call, dict) and isinstance(function, dict) and isinstance(function.get("name"), str)):
-        raise FieldError(f"message {number} has a call without the name of a function; give one", "messages")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-            arguments = {}
-    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}

@@ -273,7 +273,7 @@ def test_a_call_that_is_cut_or_no_json_is_an_answer_all_the_same(serve_text, str
         (
             {"messages": [{"role": "assistant", "tool_calls": [3]}]},
             "messages",
-            "without the name of a function",
+            "a call that is none of a function",
         ),
         ({"messages": [{"role": "assistant", "tool_calls": 3}]}, "messages", "no list"),
         (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
+from msgspec import structs
 
 from seer_core.error_origin import one_line
 from seer_core.errors import ConfigError
@@ -87,14 +88,16 @@ class LibraryTokenizer:
 
 
 def read(model_dir: Path, trust_remote_code: bool = False, textual: bool = True) -> TokenizerReading:
-    """Read a model's tokenizer, if it has one and is ``textual``, and its end tokens.
+    """Read a model's tokenizer and its end tokens, or the latter alone unless it is ``textual``.
 
     Raises:
         ConfigError: a file is damaged, or transformers cannot read it, or is not installed.
     """
     require_sound(model_dir)
-    if not (textual and has_tokenizer(model_dir)):
+    if not textual:
         return TokenizerReading(_end_tokens(model_dir, None, trust_remote_code))
+    if not has_tokenizer(model_dir):
+        raise ConfigError(f"{model_dir} has no tokenizer, such as tokenizer.json; {REMEDY}")
     tokenizer = LibraryTokenizer(model_dir, trust_remote_code)
     own = tokenizer.own
     templates = own.chat_template or {}
@@ -105,11 +108,13 @@ def read(model_dir: Path, trust_remote_code: bool = False, textual: bool = True)
         special_tokens=dict(getattr(own, "special_tokens_map", {})),
         templates={"default": templates} if isinstance(templates, str) else dict(templates),
     )
-    flaw = _difference(tokenizer, reading)
-    if flaw is None:
-        return reading
-    log.info("tokenizer_in_python", model=str(model_dir), kind=reading.kind, reason=flaw)
-    return TokenizerReading(reading.end_token_ids, reading.kind)
+    if flaw := _other_chats(tokenizer, reading):
+        reading = structs.replace(reading, templates={}, backend=None)
+    elif flaw := _other_tokens(tokenizer, reading):
+        reading = structs.replace(reading, backend=None)
+    if flaw:
+        log.info("tokenizer_in_python", model=str(model_dir), kind=reading.kind, reason=flaw)
+    return reading
 
 
 def _flaw(model_dir: Path, error: BaseException) -> str:
@@ -131,8 +136,8 @@ def _backend_of(own: Any) -> str | None:
     return json.dumps({**fields, "truncation": None, "padding": None}, ensure_ascii=False)
 
 
-def _difference(tokenizer: LibraryTokenizer, reading: TokenizerReading) -> str | None:
-    """Return in what a reading differs from transformers' own tokenizer; None if it does in nothing."""
+def _other_tokens(tokenizer: LibraryTokenizer, reading: TokenizerReading) -> str | None:
+    """Return where a reading makes other tokens than transformers; None if it does nowhere."""
     from tokenizers import Tokenizer
 
     if reading.backend is None:
@@ -144,6 +149,11 @@ def _difference(tokenizer: LibraryTokenizer, reading: TokenizerReading) -> str |
             ours = _result(partial(_encode, backend, text, special))
             if theirs != ours:
                 return f"it encodes {text!r} in another way"
+    return None
+
+
+def _other_chats(tokenizer: LibraryTokenizer, reading: TokenizerReading) -> str | None:
+    """Return where a reading makes another text of a chat than transformers; None if it does nowhere."""
     templates = ChatTemplates(reading, tokenizer.own.name_or_path)
     for messages in (CHAT[:1], CHAT):
         for variables in ({}, {"tools": [TOOL]}):

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from seer_core.errors import PromptError, SeerError
 from seer_core.json_files import describe_flaw
+from seer_worker.chat.messages import prepare
+from seer_worker.chat.replies import reply_text
 from seer_worker.tokenizer.library import LibraryTokenizer, read
 from seer_worker.tokenizer.reading import TokenizerReading
 from seer_worker.tokenizer.templates import ChatTemplates
@@ -17,9 +19,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 __all__ = ["ModelTokenizer"]
-
-QUESTION, TURN = "question", "turn"
-"""Contents of the messages that stand for a chat before messages that are appended."""
 
 
 class ModelTokenizer:
@@ -71,12 +70,12 @@ class ModelTokenizer:
         ``tools`` of ``template_kwargs`` go to the template for tools, if the model has one of its own.
 
         Raises:
-            PromptError: ``template_kwargs`` has a variable that is given to every template, or the tokenizer
-                refuses the text.
+            PromptError: a message has something else than text, ``template_kwargs`` has a variable that is
+                given to every template, or the tokenizer refuses the text.
         """
-        if self._backend is None:
-            return self._library.encode_chat(messages, template_kwargs or {})
-        return self._encode(self._templates.render(messages, template_kwargs), add_special_tokens=False)
+        if self._backend is None and not self.reading.templates:
+            return self._library.encode_chat(prepare(messages, ""), template_kwargs or {})
+        return self._encode(self._render(messages, template_kwargs), add_special_tokens=False)
 
     def encode_reply(
         self,
@@ -86,22 +85,19 @@ class ModelTokenizer:
     ) -> list[int]:
         """Return the ids that follow the model's message ``written``: messages and the generation prompt.
 
-        A short chat stands for the one before, so the model's own tokens are not read, and stay as they are.
+        A short chat stands for the one before, so the model's own tokens stay as they are.
 
         Raises:
-            PromptError: with the messages, the template writes another text before them, or as
-                ``encode_chat``.
+            PromptError: the template leaves out the content of a message, or writes it according to the
+                model's own, or as ``encode_chat``.
         """
-        chat = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": TURN}]
-        before = self._templates.render(chat, template_kwargs, add_generation_prompt=False)
-        whole = self._templates.render([*chat, *messages], template_kwargs)
-        end = before.rfind(TURN) + len(TURN)
-        if TURN not in before or not whole.startswith(before):
-            raise PromptError(
-                "the chat template writes a message of the assistant's in another way when messages follow,"
-                " so none can be appended; let the environment answer text or token ids"
-            )
-        ids = self._encode(whole[end:], add_special_tokens=False)
+
+        def render(chat: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+            return self._render(chat, template_kwargs, add_generation_prompt=add_generation_prompt)
+
+        tools = (template_kwargs or {}).get("tools")
+        text = reply_text(messages, render, tools=tools, written=self.decode_all(written))
+        ids = self._encode(text, add_special_tokens=False)
         return ids[1:] if ids and ids[:1] == list(written[-1:]) else ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -111,6 +107,17 @@ class ModelTokenizer:
     def decode_all(self, token_ids: Sequence[int]) -> str:
         """Return the text of generated ids, with special tokens."""
         return self._decode(token_ids, skip_special_tokens=False)
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, Any] | None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        source = self._templates.source((template_kwargs or {}).get("tools"))
+        read = prepare(messages, source)
+        return self._templates.render(read, template_kwargs, add_generation_prompt=add_generation_prompt)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
