@@ -152,5 +152,5 @@ class WeightVersions:
 
 def _recipe(fingerprint: str) -> str:
     """Return the recipe of a fingerprint; those of different recipes cannot be compared."""
-    recipe, colon, _ = fingerprint.partition(":")
+    recipe, colon, _ = fingerprint.rpartition(":")
     return recipe if colon else ""

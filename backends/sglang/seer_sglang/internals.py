@@ -139,7 +139,8 @@ IMPORTED = (
         Name("sglang.srt.model_loader.loader:DefaultModelLoader", name, WEIGHTS, takes)
         for name, takes in (
             ("restore_weights_before_loading", ("model", "target_device")),
-            ("load_weights_and_postprocess", ("model", "weights", "target_device")),
+            ("load_weights_only", ("model", "weights", "target_device")),
+            ("postprocess_weights", ("model", "target_device")),
         )
     ),
     Name("sglang.srt.model_loader.utils", "set_default_torch_dtype", WEIGHTS, ("dtype",)),

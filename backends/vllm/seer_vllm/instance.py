@@ -264,8 +264,10 @@ class VllmCore:
         return self._joined(self._call("seer_fingerprint"))
 
     def _joined(self, fingerprints: list[str]) -> str:
-        """Return one fingerprint of all ranks', which is compared with those of the same layout."""
-        return f"{self._parts.layout}:{'-'.join(fingerprints)}"
+        """Return one fingerprint of all ranks', compared with those of one layout and kernels."""
+        kernels, digests = zip(*(each.rpartition(":")[::2] for each in fingerprints), strict=True)
+        recipe = ":".join([self._parts.layout, *sorted({*kernels} - {""})])
+        return f"{recipe}:{'-'.join(digests)}"
 
     def used_bytes(self) -> int:
         """Return the memory in use: the workers', or all of their devices."""

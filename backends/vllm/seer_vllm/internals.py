@@ -110,6 +110,11 @@ IMPORTED = (
     Name(_HEAD, "process_weights_after_loading", PROOF, ("self", "layer")),
     Name(f"{_RELOAD}.layerwise", "get_layerwise_info", PROOF, ("layer",)),
     Name(f"{_RELOAD}.types:LayerReloadingInfo", "restore_metadata", PROOF),
+    Name(f"{_RELOAD}.layerwise", "get_numel_loaded", PROOF, ("weight_loader", "args")),
+    Name(f"{_RELOAD}.layerwise", "make_online_process_loader", PROOF, ("layer", "param_name")),
+    Name(f"{_RELOAD}.types:LayerReloadingInfo", "can_load", PROOF, ("self",)),
+    Name(f"{_RELOAD}.meta", "SKIP_TENSORS", PROOF),
+    Name("vllm.model_executor.layers.attention", "is_deferred_attention_layer", PROOF, ("layer",)),
 )
 """What can be looked for before an engine is made."""
 

@@ -1,0 +1,94 @@
+"""An update makes SGLang of any family one that was started on the weights, and so does the way back."""
+
+import json
+import subprocess
+
+import pytest
+from seer_sglang.doctor import interpreter
+
+pytest.register_assert_rewrite("backends.tests.families")
+
+from backends.tests.families import FAMILIES, expect_updates_to_equal_starts  # noqa: E402
+
+pytestmark = pytest.mark.engine
+
+AT_ONCE = ("gemma3", "qwen3 with experts")
+"""A tied head, and experts; test_sglang_engine.py has a plain Qwen3."""
+ELSEWHERE = {
+    "gemma2": "this SGLang reads a key that transformers' configuration lacks (hidden_act)",
+    "gemma4": "the same, of layers that differ (head_dim)",
+    "qwen3-next": "the same (full_attention_interval)",
+    "qwen3, eight bits": "its kernel for quantised layers needs a GPU",
+    "gpt-oss": "its attention sinks have no kernel for a CPU without AMX",
+}
+"""Families that do not start here, and why."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=[] if each in AT_ONCE else [pytest.mark.long])
+        for each in FAMILIES
+        if each not in ELSEWHERE
+    ],
+)
+def test_an_update_and_the_way_back_answer_as_engines_that_start_on_the_weights(
+    start, tmp_path, prompts, name
+):
+    expect_updates_to_equal_starts(start, tmp_path, prompts(6), name)
+
+
+LOSES = """
+import json, sys
+from seer_sglang import internals
+internals.check_kernels()
+from types import SimpleNamespace
+import torch
+from seer_core.errors import EngineError
+from seer_sglang import weights
+
+class Method:
+    def process_weights_after_loading(self, layer):
+        layer.packed = layer.weight.clone()
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2, bias=False)
+        self.second.quant_method = Method()
+
+    def load_weights(self, named):
+        parameters = dict(self.named_parameters())
+        for name, tensor in named:
+            if name != self.lost:
+                parameters[name].data.copy_(tensor)
+
+def reload(quantization, lost):
+    model = Model().requires_grad_(False)
+    model.lost = lost
+    tensors = {name: torch.full_like(each, 7) for name, each in model.named_parameters()}
+    config = SimpleNamespace(quantization=quantization, dtype=torch.float32)
+    runner = SimpleNamespace(model=model, device="cpu", model_config=config)
+    try:
+        weights.load(runner, SimpleNamespace(tensors=lambda: iter(tensors.items())), 1)
+    except EngineError as error:
+        return str(error)
+    return [bool((each == 7).all()) for each in (*model.parameters(), model.second.packed)]
+
+print(json.dumps([reload(*case) for case in json.loads(sys.argv[1])]))
+"""
+
+
+def test_what_loads_nothing_is_named_in_a_plain_model_and_in_a_quantised_one():
+    expected = {
+        (None, ""): [True] * 4,
+        (None, "first.bias"): "SGLang loaded no new weights into 'first.bias'",
+        (None, "second.weight"): "SGLang loaded no new weights into 'second.weight'",
+        ("w8a8_int8", ""): [True] * 4,
+        ("w8a8_int8", "first.weight"): "SGLang loaded no new weights into 'first.weight'",
+        ("w8a8_int8", "second.weight"): "SGLang loaded no new weights into layer 'second'",
+    }
+    command = [interpreter(), "-c", LOSES, json.dumps([*expected])]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1]) == [*expected.values()]
