@@ -132,17 +132,16 @@ def _backend_of(own: Any) -> str | None:
     backend = getattr(own, "backend_tokenizer", None)
     if backend is None:
         return None
-    fields = json.loads(backend.to_str())
-    return json.dumps({**fields, "truncation": None, "padding": None}, ensure_ascii=False)
+    backend.no_truncation()  # which transformers sets anew at each call
+    backend.no_padding()
+    return str(backend.to_str())
 
 
 def _other_tokens(tokenizer: LibraryTokenizer, reading: TokenizerReading) -> str | None:
     """Return where a reading makes other tokens than transformers; None if it does nowhere."""
-    from tokenizers import Tokenizer
-
     if reading.backend is None:
         return "it has no backend of the library tokenizers"
-    backend = Tokenizer.from_str(reading.backend)
+    backend = tokenizer.own.backend_tokenizer
     for text in TEXTS:
         for special in (True, False):
             theirs = _result(partial(tokenizer.encode, text, special))
