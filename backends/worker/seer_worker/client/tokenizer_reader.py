@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -40,7 +41,8 @@ class TokenizerReader:
     transformers is imported here already, nothing is started.
 
     Args:
-        launch: how workers of the engine are started; those of another machine are not asked.
+        launch: how workers of the engine are started; where these run on other machines, a process of this
+            one's interpreter reads the tokenizer here.
         model_dir: the directory.
         trust_remote_code: whether the tokenizer may run code of it.
         textual: whether the tokenizer is read, and not the end tokens alone.
@@ -70,9 +72,13 @@ class TokenizerReader:
             return _read[key]
 
     @property
+    def _local(self) -> LocalLauncher | None:
+        launcher = self.launch.launcher
+        return launcher if isinstance(launcher, LocalLauncher) else None
+
+    @property
     def _interpreter(self) -> str:
-        here = isinstance(self.launch.launcher, LocalLauncher)
-        return self.launch.interpreter if here else sys.executable
+        return sys.executable if self._local is None else self.launch.interpreter
 
     @property
     def _wanted(self) -> tuple[bool, bool]:
@@ -87,12 +93,13 @@ class TokenizerReader:
     async def _ask(self) -> TokenizerReading:
         log.info("reading_tokenizer", model=str(self.model_dir))
         launch, request = self.launch, ReadTokenizer(str(self.model_dir.absolute()), *self._wanted)
-        launcher = launch.launcher if isinstance(launch.launcher, LocalLauncher) else LocalLauncher()
+        launcher = self._local or LocalLauncher()
+        environment = dict(os.environ) if self._local is None else launch.environment
         log_file, limit_s = launch.log_dir / "tokenizer.log", launch.start_timeout_s
         try:
             async with asyncio.timeout(limit_s):
                 worker = await launcher.launch(
-                    "tokenizer", self._interpreter, launch.environment, log_file, launch.keep_logs
+                    "tokenizer", self._interpreter, environment, log_file, launch.keep_logs
                 )
         except (EngineError, TimeoutError) as error:
             raise self._flaw(str(error) or f"not after start_timeout_s = {limit_s:g}") from error
