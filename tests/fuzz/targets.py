@@ -141,7 +141,7 @@ RECORDED = [{"group": "a", "prompt_token_ids": [1, 2], "responses": [[3, 4, 5], 
 DRAWN = "groups=4\ngroup_size=2\nmean_tokens=9.5\ncap_tokens=40\nsigma=0.9\ngroup_share=0.5\nprompt_tokens=7"
 MODEL = {"text_config": {"vocab_size": 300, "max_position_embeddings": 512}, "model_type": "llava"}
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['content'] | tojson }} {% endfor %}"
-TOKENIZER_CONFIG = {"bos_token": "a", "eos_token": {"content": "b"}, "chat_template": TEMPLATE}
+TOKENIZER_CONFIG = {"bos_token": "a", "eos_token": {"__type": "AddedToken", "content": "b"}, "chat_template": TEMPLATE}
 
 COMMANDS = (
     "config c.toml --set rollout.n=3 -p no:grouped_spec --json out/config.json",
