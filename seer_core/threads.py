@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 __all__ = ["in_thread"]
 
@@ -19,32 +19,32 @@ async def in_thread(
     """Return what a blocking call returns, from a thread of its own, of this name.
 
     The thread is a daemon: a call that never returns, as of a cluster whose head is gone, keeps neither the
-    event loop nor the end of the process waiting.
+    event loop nor the end of the process waiting.  It may raise anything: that comes here, where Python wraps
+    the end of an iteration in a RuntimeError.
 
     Raises:
         TimeoutError: it takes longer than ``limit_s``, if there is a limit.
     """
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
+    done: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
 
-    def settle(result: Any, error: BaseException | None) -> None:
+    def settle(result: T | None, error: BaseException | None) -> None:
         if not done.done():
-            if error is None:
-                done.set_result(result)
-            else:
-                done.set_exception(error)
+            done.set_result((result, error))  # as an exception, a future takes no StopIteration
 
     def run() -> None:
-        result: Any = None
+        result: T | None = None
         error: BaseException | None = None
         try:
             result = call(*arguments)
         except BaseException as raised:
-            # A future takes no StopIteration.
-            error = RuntimeError("StopIteration") if isinstance(raised, StopIteration) else raised
+            error = raised
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     async with asyncio.timeout(limit_s):
-        return await done
+        result, error = await done
+    if error is not None:
+        raise error
+    return cast("T", result)

@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 
-from seer_core.error_origin import describe_error
-from seer_core.errors import ConfigError, PluginError, SeerError, quote
+from seer_core.error_origin import describe_error, is_interruption, is_sentence
+from seer_core.errors import ConfigError, PluginError, quote
 from seer_core.plugins.config import SlotsTable, nearest
 from seer_core.plugins.hooks import Hook
 from seer_core.plugins.hookspecs import Check, Startup
@@ -136,9 +136,9 @@ class Factories:
                 launcher=self._launcher,
                 inner=None if inner is None else inner.strategy,
             )
-        except SeerError:
-            raise
-        except Exception as error:
+        except BaseException as error:
+            if is_sentence(error) or is_interruption(error):
+                raise
             raise PluginError(
                 f"plug-in {plugin.name!r} raised in hook 'seer_make_{slot}':"
                 f" {describe_error(error, plugin.module)}; {remedy_without(slot, plugin.name)}"

@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from secrets import token_hex
+from typing import cast
 
 import msgspec
 import structlog
 
+from seer_core.error_origin import describe_error, is_interruption, one_line
 from seer_core.errors import EngineError, SeerError
 from seer_core.model import PromptGroup
 from seer_core.model.arrays import Logprobs, Tokens
@@ -117,7 +119,11 @@ class RolloutController:
         """Log the splitters' reasons for the length of their chunks."""
         for slot in self.scheduler.policies.splitter.links:
             explain = implemented(slot.strategy, "explain")
-            if explain is not None and (why := explain()):
+            if explain is None:
+                continue
+            with slot.named():
+                why = explain()
+            if why:
                 log.info("chunk_tokens", plugin=slot.owner, why=why)
 
     def introduce_instances(self) -> None:
@@ -297,7 +303,9 @@ class RolloutController:
             elif event is not None:
                 log.warning("chunk_failed", instance=instance_id, chunk=output.job_id, reason=event.reason)
                 self.apply(event)
-        except Exception as error:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             self._failed(error)
 
     def _finish(self, event: ChunkFinished, output: ChunkOutput, journal: Journal) -> None:
@@ -436,11 +444,23 @@ class RolloutController:
     def _guard(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             self._failed(error)
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: BaseException) -> None:
         """End the rollout by an error that an event has caused; log one that no rollout is there to raise."""
         if self.rollout is None:
-            log.error("event_failed", error=str(error))
-        self.fail(error)
+            log.error("event_failed", error=one_line(error))
+        self.fail(_raisable(error))
+
+
+def _raisable(error: BaseException) -> Exception:
+    """Return an error as one that a waiting caller gets; Python would take some classes for another thing."""
+    kind = type(error)
+    if issubclass(kind, Exception) and not issubclass(kind, StopIteration | StopAsyncIteration):
+        return cast("Exception", error)
+    failure = SeerError(f"the rollout ended: its runtime raised {describe_error(error, __name__)}")
+    failure.__cause__ = error
+    return failure

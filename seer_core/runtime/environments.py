@@ -18,19 +18,22 @@ import attrs
 import msgspec
 import structlog
 
-from seer_core.error_origin import describe_error, one_line
-from seer_core.errors import EngineError, PromptError, SeerError, printable, quote
-from seer_core.json_files import SHOWN
+from seer_core.error_origin import describe_error, is_ctrl_c, is_sentence, one_line, shown
+from seer_core.errors import EngineError, PromptError, SeerError
 from seer_core.plugins.config import TurnsTable
 from seer_core.ports.contracts import implemented
 from seer_core.ports.engine import Clock, HeldClock, ModelInfo, ReplyTokenizer, Tokenizer
 from seer_core.ports.environment import AnsweredTurn, Environment, EnvironmentAnswer, ModelTurn, Trajectory
+from seer_core.runtime.contained import contain_tasks
 from seer_core.runtime.long_texts import LONG_TEXT, characters_of, cut, end_beyond, text_of
 from seer_core.threads import in_thread
 
 __all__ = ["EncodedAnswer", "EnvironmentCalls", "EnvironmentListener", "Question"]
 
 log = structlog.get_logger("seer")
+
+LARGEST_REWARD = 1e300
+"""The most of a turn's reward, up or down, so that the sum of a response's is finite."""
 
 HANGING = 2
 """Threads of plain methods that there may be for each turn that is worked on at once: half may hang."""
@@ -71,6 +74,7 @@ class _Call:
     number: int
     question: Question
     working: bool = False
+    given_up: bool = False
     work: asyncio.Task[tuple[EncodedAnswer | str, float]] | None = None
     cancel: Callable[[], None] = lambda: None
     release: Callable[[], None] = lambda: None
@@ -85,6 +89,9 @@ class EnvironmentCalls:
 
     Plain methods that never return leave their threads behind.  Once these are too many, no further one is
     begun, and turns fail at once.
+
+    What the environment raises, of any class, is the reason why its response failed.  Its task is cancelled
+    from here alone: any other ``CancelledError`` comes from its own code, such as an MCP client's.
     """
 
     def __init__(
@@ -146,8 +153,7 @@ class EnvironmentCalls:
         if call in self._waiting:
             self._waiting.remove(call)
         call.cancel()
-        if call.work is not None:
-            call.work.cancel()
+        _cancel_work(call)
         if call.working:
             self._worked(call)
         call.release()
@@ -159,7 +165,7 @@ class EnvironmentCalls:
                 call.release = self._clock.hold()
             call.working = True
             self._working += 1
-            call.work = asyncio.ensure_future(self._answer(call.question))
+            call.work = asyncio.ensure_future(self._answer(call))
             late = partial(self._settle, call, self._late())
             limit = asyncio.get_running_loop().call_later(self._settings.timeout_s, late)
             call.cancel = limit.cancel
@@ -167,7 +173,11 @@ class EnvironmentCalls:
 
     def _answered(self, call: _Call, work: asyncio.Task[tuple[EncodedAnswer | str, float]]) -> None:
         """Take what the environment's work has come to, unless it was given up."""
-        if not work.cancelled():
+        if work.cancelled():
+            self._settle(call, "its environment cancelled the task in which it was called")
+        elif (error := work.exception()) is not None:  # Ctrl-C
+            self._settle(call, self._reason(error))
+        else:
             self._settle(call, *work.result())
 
     def _settle(self, call: _Call, outcome: EncodedAnswer | str, delay_s: float = 0.0) -> None:
@@ -202,8 +212,7 @@ class EnvironmentCalls:
     def _end(self, call: _Call, outcome: EncodedAnswer | str) -> None:
         request_id = call.question.trajectory.request_id
         del self._calls[request_id]
-        if call.work is not None:
-            call.work.cancel()  # one that is late, and may not heed it
+        _cancel_work(call)  # one that is late, and may not heed it
         self._begin_next()
         if isinstance(outcome, str):
             log.warning("environment_failed", request=request_id, reason=outcome)
@@ -211,8 +220,10 @@ class EnvironmentCalls:
         else:
             self._listener.environment_answered(request_id, outcome)
 
-    async def _answer(self, question: Question) -> tuple[EncodedAnswer | str, float]:
+    async def _answer(self, call: _Call) -> tuple[EncodedAnswer | str, float]:
         """Return an answer, or why there is none, and its delay in seconds."""
+        contain_tasks()
+        question = call.question
         trajectory = question.trajectory
         try:
             if trajectory.request_id not in self._begun:
@@ -225,7 +236,9 @@ class EnvironmentCalls:
             async with self._encoding:
                 encoded = await in_thread(None, self._encoded, answer, question.turn, name="seer-encoding")
             return encoded, _delay_of(answer)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if is_ctrl_c(error) or (call.given_up and type(error) is asyncio.CancelledError):
+                raise
             return self._reason(error), 0.0
 
     async def _bounded(self, method: Callable[..., Any], *arguments: Any) -> Any:
@@ -243,6 +256,11 @@ class EnvironmentCalls:
             threads.add(me)
             try:
                 return method(*arguments)
+            except SeerError:
+                raise
+            except BaseException as error:
+                # Here, for the text of an error may take as long as the method.
+                raise _Raised(describe_error(error, self._environment)) from error
             finally:
                 threads.discard(me)
 
@@ -250,18 +268,23 @@ class EnvironmentCalls:
 
     async def _closed(self, trajectory: Trajectory) -> None:
         assert self._close is not None
+        contain_tasks()
         limit = asyncio.timeout(self._settings.timeout_s)
         try:
             async with limit:
                 await _called(self._close, trajectory)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if is_ctrl_c(error):
+                raise
             reason = self._late() if limit.expired() else self._reason(error)
             log.warning("environment_close_failed", request=trajectory.request_id, reason=reason)
 
     def _reason(self, error: BaseException) -> str:
         """Return, in words, why the environment has failed."""
-        if isinstance(error, SeerError):
-            return printable(str(error))
+        if type(error) is _Raised:
+            return f"its environment raised {error}"
+        if is_sentence(error):
+            return one_line(error)
         return f"its environment raised {describe_error(error, self._environment)}"
 
     def _late(self) -> str:
@@ -273,18 +296,14 @@ class EnvironmentCalls:
     def _encoded(self, answer: Any, turn: ModelTurn) -> EncodedAnswer:
         """Return an answer in tokens; raises SeerError for one that is none."""
         if not isinstance(answer, EnvironmentAnswer):
-            raise PromptError(
-                f"its environment answered {one_line(quote(answer))}, which is no EnvironmentAnswer"
-            )
-        reward = answer.reward
-        if reward is not None and not (_is_number(reward) and math.isfinite(reward)):
-            raise PromptError(f"its environment gave the reward {quote(reward)}; a reward is a finite number")
+            raise PromptError(f"its environment answered {shown(answer)}, which is no EnvironmentAnswer")
+        reward = None if answer.reward is None else _reward_of(answer.reward)
         # One token beyond the room says as much as a million.
         found = islice(self._token_ids(answer, turn), turn.left_tokens + 1)
         token_ids = [self._token(each) for each in found]
         if not token_ids and not answer.done:
             raise PromptError("its environment answered no token, and the response is not done")
-        return EncodedAnswer(token_ids, None if reward is None else float(reward), bool(answer.done))
+        return EncodedAnswer(token_ids, reward, bool(answer.done))
 
     def _token(self, value: Any) -> int:
         """Return a token of an answer, also of numpy's type; raises PromptError for what is none."""
@@ -292,7 +311,7 @@ class EnvironmentCalls:
         with suppress(TypeError):
             if not isinstance(value, bool) and 0 <= index(value) <= last:
                 return index(value)
-        raise PromptError(f"its environment answered token {quote(value)}; the vocabulary is 0 to {last}")
+        raise PromptError(f"its environment answered token {shown(value)}; the vocabulary is 0 to {last}")
 
     def _token_ids(self, answer: EnvironmentAnswer, turn: ModelTurn) -> Sequence[int]:
         parts = ("token_ids", "text", "messages")
@@ -307,7 +326,7 @@ class EnvironmentCalls:
         if tokenizer is None:
             raise PromptError(f"its environment answered {given[0]}, and this engine has no tokenizer")
         if answer.text is not None:
-            return tokenizer.encode_part(answer.text[: end_beyond(answer.text, tokenizer, turn.left_tokens)])
+            return _encoded_text(answer.text, tokenizer, turn.left_tokens)
         assert answer.messages is not None
         if not isinstance(tokenizer, ReplyTokenizer):
             raise PromptError(
@@ -319,8 +338,19 @@ class EnvironmentCalls:
         except SeerError:
             raise
         except Exception as error:
-            fact = printable(str(error), SHOWN)
-            raise PromptError(f"the chat template refused its environment's messages: {fact}") from error
+            raise PromptError(
+                f"the chat template refused its environment's messages: {one_line(error)}"
+            ) from error
+
+
+class _Raised(Exception):
+    """A plain method of the environment raised what its text describes."""
+
+
+def _cancel_work(call: _Call) -> None:
+    call.given_up = True
+    if call.work is not None:
+        call.work.cancel()
 
 
 def _characters(answer: Any) -> int:
@@ -328,6 +358,18 @@ def _characters(answer: Any) -> int:
     if not isinstance(answer, EnvironmentAnswer):
         return 0
     return characters_of(answer.text, answer.messages, answer.chat_template_kwargs)
+
+
+def _encoded_text(text: Any, tokenizer: Tokenizer, most: int) -> Sequence[int]:
+    """Return the tokens of a text, of which no more is encoded than there is surely room for."""
+    if not isinstance(text, str):
+        raise PromptError(f"its environment answered the text {shown(text)}, which is no string")
+    try:
+        return tokenizer.encode_part(text[: end_beyond(text, tokenizer, most)])
+    except SeerError:
+        raise
+    except Exception as error:
+        raise PromptError(f"the tokenizer refused its environment's text: {one_line(error)}") from error
 
 
 def _shortened(
@@ -348,9 +390,29 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def _reward_of(value: Any) -> float:
+    """Return the reward of a turn; raises PromptError for what is none."""
+    reward = math.nan
+    if _is_number(value):
+        with suppress(OverflowError):  # an integer of hundreds of digits
+            reward = float(value)
+    if not abs(reward) <= LARGEST_REWARD:
+        raise PromptError(
+            f"its environment gave the reward {shown(value)}; a reward is a finite number, from"
+            f" {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
+        )
+    return reward
+
+
 def _delay_of(answer: Any) -> float:
+    """Return an answer's delay in seconds; what is no number of seconds is none."""
     delay_s = getattr(answer, "delay_s", 0.0)
-    return float(delay_s) if _is_number(delay_s) and delay_s > 0 else 0.0
+    if not _is_number(delay_s) or not delay_s > 0:
+        return 0.0
+    try:
+        return float(delay_s)
+    except OverflowError:
+        return math.inf
 
 
 async def _called(method: Callable[..., Any], *arguments: Any) -> Any:

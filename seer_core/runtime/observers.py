@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from seer_core.error_origin import describe_error
+from seer_core.error_origin import describe_error, is_interruption
 from seer_core.errors import SeerError
 from seer_core.model import Completion
 from seer_core.model.events import Command, Event, InstanceReported
@@ -30,10 +30,10 @@ SHOWN = ("observe", "completed", "streamed", "pool_reported")
 class ObserverHub:
     """Shows every event to the observers, until they stop.
 
-    One that raises is left out from then on; the rollout goes on.  The core's own, such as the trace, are
-    results: if one of them fails, so does the rollout.  In ``debug`` any failure of an observer fails the
-    rollout, and observers are guarded like strategies.  ``left_out`` counts those that raised since the last
-    start.  ``kv_pool`` is the one whose figures observers see.
+    One that raises, whichever class, is left out from then on; the rollout goes on.  The core's own, such as
+    the trace, are results: if one of them fails, so does the rollout.  In ``debug`` any failure of an
+    observer fails the rollout, and observers are guarded like strategies.  ``left_out`` counts those that
+    raised since the last start.  ``kv_pool`` is the one whose figures observers see.
     """
 
     def __init__(
@@ -101,7 +101,9 @@ class ObserverHub:
         for slot, observe in self._shown["observe"]:  # as ``_show``, without its packing
             try:
                 observe(now, event, commands)
-            except Exception as error:
+            except BaseException as error:
+                if is_interruption(error):
+                    raise
                 self._raised(slot, error)
         self._now = now
         if type(event) is InstanceReported and now >= self._pool_shown_s + POOL_INTERVAL_S:
@@ -122,7 +124,9 @@ class ObserverHub:
         self._pool_shown_s = self._now
         try:
             stats = self._kv_pool.strategy.stats()
-        except Exception as error:
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             self._shown["pool_reported"] = []
             fact = describe_error(error, self._kv_pool.strategy)
             log.error("pool_figures_failed", plugin=self._kv_pool.owner, error=fact)
@@ -133,10 +137,12 @@ class ObserverHub:
         for slot, call in self._shown[method]:
             try:
                 call(*what)
-            except Exception as error:
+            except BaseException as error:
+                if is_interruption(error):
+                    raise
                 self._raised(slot, error)
 
-    def _raised(self, slot: Slot[Observer], error: Exception) -> None:
+    def _raised(self, slot: Slot[Observer], error: BaseException) -> None:
         """Leave an observer out, unless its failure fails the rollout."""
         if self.debug or slot.owner == CORE:
             with slot.named():
@@ -151,6 +157,8 @@ async def stop_strategy(slot: Slot[Any]) -> None:
     """Stop an observer or a KV pool; an error is logged, since the other parts have to be stopped too."""
     try:
         await slot.strategy.stop()
-    except Exception as error:
+    except BaseException as error:
+        if is_interruption(error):
+            raise
         fact = describe_error(error, slot.strategy)
         log.error("stop_failed", slot=slot.name, plugin=slot.owner, error=fact)

@@ -6,13 +6,14 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 
+from seer_core.error_origin import describe_error
 from seer_core.errors import SeerError
 from seer_core.model import Completion
 from seer_core.model.results import RolloutResult
@@ -22,6 +23,7 @@ from seer_core.ports.environment import Environment
 from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
 from seer_core.ports.weights import WeightSpec
+from seer_core.runtime.contained import Contained
 from seer_core.runtime.rollout import Rollout
 from seer_core.runtime.runtime import Runtime
 
@@ -29,6 +31,7 @@ __all__ = ["Session", "SessionRollout", "rollout"]
 
 T = TypeVar("T")
 NOT_RUNNING = "this session is not running; use it within `with Session(config) as session:`"
+CLOSED = "this session was closed meanwhile"
 
 
 class Session:
@@ -38,7 +41,8 @@ class Session:
     thread of the session's own, so methods may be called from any thread, but one at a time; an open
     rollout's at any time.  Errors are those of ``Runtime``.  Ctrl-C in the waiting thread ends the wait:
     unfinished requests are aborted and the engines are idle, or stopped on the way out of ``with``, before
-    ``KeyboardInterrupt`` propagates.
+    ``KeyboardInterrupt`` propagates.  Ctrl-C never comes in the session's thread: where code raises
+    ``KeyboardInterrupt`` or ``SystemExit`` there, the waiting thread gets a SeerError that names it.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Session:
         self._in_use = threading.Lock()
         self._closing = threading.Lock()
         self._gate = threading.Lock()  # closes the way into the loop before the loop ends
+        self._waits: set[Future[Any]] = set()
         self._doing = ""
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -110,7 +115,7 @@ class Session:
                 self._call(self.runtime.stop(), finish=True)
             finally:
                 assert self._over is not None
-                with self._gate:
+                with self._gate, suppress(RuntimeError):  # the thread has died
                     self._loop = None
                     loop.call_soon_threadsafe(self._over.set)
                 thread.join()
@@ -250,7 +255,7 @@ class Session:
             if self._loop is None:
                 work.close()
                 raise SeerError(NOT_RUNNING)
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+            return asyncio.run_coroutine_threadsafe(Contained(work, _left_by), self._loop)
 
     def _leave(self) -> None:
         """Abort what is under way, without waiting where garbage is collected in the loop's own thread."""
@@ -294,7 +299,7 @@ class Session:
 
         def begin() -> asyncio.Task[T]:
             nonlocal task
-            task = loop.create_task(work)
+            task = loop.create_task(Contained(work, _left_by))
             task.add_done_callback(lambda task: _settle(outcome, task))
             return task
 
@@ -308,22 +313,57 @@ class Session:
                 if self._loop is None:
                     work.close()
                     raise SeerError(NOT_RUNNING)
+                self._waits.add(outcome)
                 loop.call_soon_threadsafe(begin)
             return outcome.result()
         except asyncio.CancelledError:
-            raise SeerError("this session was closed meanwhile") from None
+            raise SeerError(CLOSED) from None
         except KeyboardInterrupt:
             loop.call_soon_threadsafe(interrupt)
             outcome.exception()
             raise
+        finally:
+            self._waits.discard(outcome)
 
     def _live(self, ready: Future[None]) -> None:
-        async def live() -> None:
-            self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
-            ready.set_result(None)
-            await self._over.wait()
+        """Run the event loop until ``close``; however it ends, no other thread waits for it any more."""
+        try:
+            with asyncio.Runner() as runner:
+                loop, over = runner.get_loop(), asyncio.Event()
+                self._loop, self._over = loop, over
+                ready.set_result(None)
+                try:
+                    self._run(loop, over)
+                except BaseException as error:
+                    self._end_waits(f"the thread of this session died of {describe_error(error, __name__)}")
+                    raise
+        except BaseException as error:
+            if ready.done():
+                raise
+            ready.set_exception(SeerError(f"no event loop: {describe_error(error, __name__)}"))
+        finally:
+            self._end_waits(CLOSED)
 
-        asyncio.run(live())
+    def _run(self, loop: asyncio.AbstractEventLoop, over: asyncio.Event) -> None:
+        """Run an event loop, also on after an error that has left it: engines have to be stopped."""
+        while not over.is_set():
+            try:
+                loop.run_until_complete(over.wait())
+            except BaseException as error:
+                loop.call_soon(self._interrupted, error)
+
+    def _end_waits(self, reason: str) -> None:
+        with self._gate:
+            self._loop = None
+        for outcome in tuple(self._waits):
+            with suppress(InvalidStateError):  # it has ended
+                outcome.set_exception(SeerError(reason))
+
+    def _interrupted(self, error: BaseException) -> None:
+        """End the rollout under way: what ran when the event loop was left has not been done whole."""
+        failure = _left_by(error)
+        failure.__cause__ = error
+        self.runtime._controller.fail(failure)
 
 
 class SessionRollout:
@@ -376,7 +416,13 @@ async def _soon(call: Callable[..., T], *arguments: Any, **more: Any) -> T:
     return call(*arguments, **more)
 
 
+def _left_by(error: BaseException) -> SeerError:
+    return SeerError(f"the event loop of this session was left by {describe_error(error, __name__)}")
+
+
 def _settle(outcome: Future[T], task: asyncio.Task[T]) -> None:
+    if outcome.done():
+        return
     if task.cancelled():
         outcome.set_exception(asyncio.CancelledError())
     elif (error := task.exception()) is not None:

@@ -20,7 +20,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import attrs
 import msgspec
 
-from seer_core.error_origin import describe_error, one_line
+from seer_core.error_origin import describe_error, is_interruption, is_sentence, name_of, shown
 from seer_core.errors import PluginError, SeerError, StalledError, TransitionError
 from seer_core.model import FinishReason, InstanceStatus, Request
 from seer_core.model.events import (
@@ -94,12 +94,12 @@ class Slot(Generic[S]):
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Turn an unexpected error of the strategy into a ``PluginError`` that names its plug-in."""
+        """Turn an error of any other class into a ``PluginError`` that names the strategy's plug-in."""
         try:
             yield
-        except SeerError:
-            raise
-        except Exception as error:
+        except BaseException as error:
+            if is_sentence(error) or is_interruption(error):
+                raise
             raise PluginError(
                 f"plug-in {self.owner!r}, slot {self.name!r}: raised {describe_error(error, self.strategy)};"
                 f" {remedy_without(self.name, self.owner)}"
@@ -146,7 +146,7 @@ def _no_instance(answer: object, living: Mapping[str, InstanceStatus]) -> str:
         return f"answered instance {answer.id!r}, which is no longer alive"
     if isinstance(answer, str) and answer in living:
         return f"answered {answer!r}, an id; {OUT_OF_THEM}"
-    return f"answered {one_line(repr(answer))}, which is no living instance"
+    return f"answered {shown(answer)}, which is no living instance"
 
 
 class Scheduler:
@@ -221,9 +221,9 @@ class Scheduler:
             if self._living and not self.paused:
                 self._dispatch(commands)
             self._check_queue()
-        except SeerError:
-            raise
-        except Exception as error:
+        except BaseException as error:
+            if is_sentence(error) or is_interruption(error):
+                raise
             raise self._attribute_error(f"raised {describe_error(error, self._stage.strategy)}") from error
         return commands
 
@@ -263,14 +263,14 @@ class Scheduler:
             instance, why, reserved, kept = choice, "", None, tokens
             if type(choice) is Placement:
                 instance, why, reserved = choice.instance, choice.why, choice.reserved_tokens
-                if not isinstance(why, str):
+                if not isinstance(why, str) or not why.isprintable():
                     raise self._attribute_error(
-                        f"gives {why!r} for a reason; the `why` of a placement is a word"
+                        f"gives {shown(why)} for a reason; the `why` of a placement is a word"
                     )
                 if reserved is not None:
                     if type(reserved) is not int or not 1 <= reserved <= tokens:
                         raise self._attribute_error(
-                            f"reserves {one_line(repr(reserved))} of a chunk's {tokens} tokens; the"
+                            f"reserves {shown(reserved)} of a chunk's {tokens} tokens; the"
                             f" `reserved_tokens` of a placement are 1 to {tokens}, or None for all"
                         )
                     kept = reserved
@@ -303,7 +303,7 @@ class Scheduler:
         if request is None:
             return None
         if not isinstance(request, Request):
-            raise self._attribute_error(f"offered {one_line(repr(request))}, which is no request")
+            raise self._attribute_error(f"offered {shown(request)}, which is no request")
         self._subject = request
         if request.state is not WAITING:
             raise self._attribute_error("offered a request that does not wait")
@@ -543,9 +543,9 @@ class Scheduler:
             with suppress(TypeError):
                 whole = index(tokens)
         if not 1 <= whole <= most:
-            kind = "" if type(tokens) is int else f", which is a {type(tokens).__name__}"
+            kind = "" if type(tokens) is int else f", which is a {name_of(type(tokens))}"
             raise self._attribute_error(
-                f"answered {one_line(repr(tokens))}{kind}; a chunk has 1 to {most} tokens here"
+                f"answered {shown(tokens)}{kind}; a chunk has 1 to {most} tokens here"
             )
         return whole
 

@@ -43,6 +43,8 @@ from seer_core.ports.weights import directory
 from seer_core.runtime.prompts import read_prompts
 from seer_core.scheduling.trace import read_trace
 
+from .user_code import ANSWERS, CHOICES, RAISED, try_answer, try_choice, try_raised
+
 __all__ = ["TARGETS", "CommandError", "CommandRefused", "Target", "Workspace"]
 
 CONFIG = """
@@ -141,7 +143,11 @@ RECORDED = [{"group": "a", "prompt_token_ids": [1, 2], "responses": [[3, 4, 5], 
 DRAWN = "groups=4\ngroup_size=2\nmean_tokens=9.5\ncap_tokens=40\nsigma=0.9\ngroup_share=0.5\nprompt_tokens=7"
 MODEL = {"text_config": {"vocab_size": 300, "max_position_embeddings": 512}, "model_type": "llava"}
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['content'] | tojson }} {% endfor %}"
-TOKENIZER_CONFIG = {"bos_token": "a", "eos_token": {"__type": "AddedToken", "content": "b"}, "chat_template": TEMPLATE}
+TOKENIZER_CONFIG = {
+    "bos_token": "a",
+    "eos_token": {"__type": "AddedToken", "content": "b"},
+    "chat_template": TEMPLATE,
+}
 
 COMMANDS = (
     "config c.toml --set rollout.n=3 -p no:grouped_spec --json out/config.json",
@@ -433,6 +439,10 @@ def _twin(name: str) -> Target:
     return Target(f"twin-{Path(name).stem}", _there(name), _file(name, _try_twin), slow=True)
 
 
+def _documents(given: Sequence[Any]) -> Callable[[Workspace], list[bytes]]:
+    return lambda workspace: [json.dumps(each).encode() for each in given]
+
+
 TARGETS = (
     Target("config", _there("c.toml"), _file("f.toml", _try_config)),
     Target("set", lambda workspace: [text.encode() for text in SETS], _try_set),
@@ -460,6 +470,9 @@ TARGETS = (
         _there("model/tokenizer_config.json"),
         _file("model/tokenizer_config.json", _Chat()),
     ),
+    Target("environment-answer", _documents(ANSWERS), try_answer),
+    Target("strategy-choice", _documents(CHOICES), try_choice),
+    Target("raised", _documents(RAISED), try_raised),
     Target("worker-wire", _worker_frames, _try_worker_frames, refusals=(WireError,)),
     Target(
         "command",

@@ -8,7 +8,10 @@ from concurrent.futures import Future
 
 import pytest
 
+from seer_core import Session
 from seer_core.errors import SeerError
+from seer_core.ports.environment import EnvironmentAnswer
+from tests.support.eventually import PATIENCE_S
 
 from .helpers import in_a_thread
 
@@ -138,3 +141,105 @@ def test_a_forked_child_leaves_the_session_to_its_parent(played, hand):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert engine.stops == 0
         assert session.update_weights("step 1") == 1
+
+
+class Tool:
+    """An environment whose turns do something in the event loop of a session, but for the first response."""
+
+    def __init__(self, act):
+        self.act = act
+
+    async def step(self, trajectory, turn):
+        if trajectory.index == 0:
+            return EnvironmentAnswer(done=True)
+        return await self.act()
+
+
+class PlainTool(Tool):
+    def step(self, trajectory, turn):
+        if trajectory.index == 0:
+            return EnvironmentAnswer(done=True)
+        raise self.act
+
+
+async def in_a_task(error):
+    async def tool():
+        raise error
+
+    await asyncio.gather(tool(), asyncio.sleep(0))
+
+
+async def in_a_coroutine(error):
+    raise error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("7"), SystemExit(7), asyncio.CancelledError("7")])
+@pytest.mark.parametrize("how", [in_a_coroutine, in_a_task, None])
+def test_what_an_environment_raises_ends_its_responses_and_neither_others_nor_the_session(config, error, how):
+    tool = PlainTool(error) if how is None else Tool(lambda: how(error))
+    with Session(config) as session:
+        result = session.rollout([{"prompt": "a", "n": 4, "max_tokens": 400}], environment=tool)
+        found = {each.index: each for each in result.completions}
+        assert found[0].finish_reason == "stop"
+        for index in (1, 2, 3):
+            assert found[index].finish_reason == "error"
+            assert f"its environment raised {type(error).__name__}: 7 at " in found[index].error
+        assert len(session.rollout([{"prompt": "a", "n": 2}]).completions) == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("7"), SystemExit(7)])
+def test_an_event_loop_that_is_left_ends_the_rollout_with_the_reason_and_goes_on(config, error):
+    def leave():
+        raise error
+
+    async def act():
+        asyncio.get_running_loop().call_soon(leave)
+        await asyncio.Event().wait()
+
+    with Session(config) as session:
+        reason = f"the event loop of this session was left by {type(error).__name__}: 7 at "
+        with pytest.raises(SeerError, match=reason):
+            session.rollout([{"prompt": "a", "n": 2, "max_tokens": 400}], environment=Tool(act))
+        session.reset_strategies()
+        assert len(session.rollout([{"prompt": "a", "n": 2}]).completions) == 2
+        with pytest.raises(SeerError, match=reason):
+            session.submit(in_a_coroutine(error)).result(PATIENCE_S)
+    assert not any(thread.name == "seer-session" for thread in threading.enumerate())
+
+
+def test_an_event_loop_that_an_environment_stops_goes_on(config):
+    async def act():
+        asyncio.get_running_loop().stop()
+        return EnvironmentAnswer(done=True)
+
+    with (
+        Session(config) as session,
+        pytest.raises(SeerError, match="was left by RuntimeError: Event loop stopped"),
+    ):
+        session.rollout([{"prompt": "a", "n": 2, "max_tokens": 400}], environment=Tool(act))
+
+
+def test_a_session_without_an_event_loop_raises_in_its_caller(config, monkeypatch):
+    def full():
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("asyncio.events.new_event_loop", full)
+    with pytest.raises(SeerError, match="Too many open files"):
+        Session(config).start()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_dies_raises_in_its_callers(config, monkeypatch):
+    async def act():
+        monkeypatch.delattr(Session, "_interrupted")
+        asyncio.get_running_loop().stop()
+        await asyncio.Event().wait()
+
+    session = Session(config)
+    session.start()
+    with pytest.raises(SeerError, match="the thread of this session died of AttributeError: "):
+        session.rollout([{"prompt": "a", "n": 2, "max_tokens": 400}], environment=Tool(act))
+    with pytest.raises(SeerError, match="this session is not running"):
+        session.rollout([{"prompt": "a"}])
+    session.close()
+    session._thread.join(PATIENCE_S)

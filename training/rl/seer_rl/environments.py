@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import attrs
+import structlog
 
 from seer_core import Config, Session
+from seer_core.error_origin import describe_error, is_ctrl_c, is_interruption
 from seer_core.errors import ConfigError, quote
 from seer_core.ports.contracts import flaw_of, implemented
 from seer_core.ports.environment import Environment
@@ -17,6 +19,8 @@ from seer_rl.config import TrainTable
 from seer_rl.references import resolve
 
 __all__ = ["TrainingEnvironment"]
+
+log = structlog.get_logger("seer")
 
 
 @attrs.frozen(eq=False)
@@ -64,33 +68,40 @@ class TrainingEnvironment:
         start, stop = (
             None if self.own is None else implemented(self.own, name) for name in ("start", "stop")
         )
-        if start is not None:
-            try:
-                session.submit(_called(start)).result()
-            except Exception as error:
-                raise ConfigError(
-                    f"[train].environment: its start raised {type(error).__name__}: {error}; mend it"
-                ) from error
+        if start is not None and (error := session.submit(_called(start)).result()) is not None:
+            raise ConfigError(
+                f"[train].environment: its start raised {describe_error(error, self.own)}; mend it"
+            ) from error
         try:
             yield
         finally:
-            if stop is not None:
-                session.submit(_called(stop)).result()
+            if stop is not None and (error := session.submit(_called(stop)).result()) is not None:
+                log.error("stop_failed", slot="environment", error=describe_error(error, self.own))
 
 
-async def _called(method: Callable[[], Any]) -> None:
-    outcome = method()
-    if inspect.isawaitable(outcome):
-        await outcome
+async def _called(method: Callable[[], Any]) -> BaseException | None:
+    """Call a method of the environment, and return what it raised."""
+    try:
+        outcome = method()
+        if inspect.isawaitable(outcome):
+            await outcome
+    except BaseException as error:
+        if is_interruption(error):
+            raise
+        return error
+    return None
 
 
 def _make(reference: str, config: Config) -> Environment:
     make = resolve("[train].environment", reference, config.base_dir)
     try:
         environment: Environment = make()
-    except Exception as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
+        place = str(getattr(make, "__module__", ""))
         raise ConfigError(
-            f"[train].environment: {quote(reference)} raised {type(error).__name__}: {error}; it is called"
+            f"[train].environment: {quote(reference)} raised {describe_error(error, place)}; it is called"
             " without arguments"
         ) from error
     if flaw := flaw_of(environment, Environment):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from seer_core.error_origin import describe_error, is_ctrl_c
 from seer_core.errors import PromptError
 from seer_core.json_files import JsonFormat
 from seer_rl.references import resolve
@@ -33,9 +34,12 @@ def prompts_of(key: str, source: str, base_dir: Path, groups: int, seed: int) ->
     def records(iteration: int) -> Iterable[Mapping[str, Any]]:
         try:
             found = list(function(iteration, groups, seed))
-        except Exception as error:
+        except BaseException as error:
+            if is_ctrl_c(error):
+                raise
+            place = str(getattr(function, "__module__", ""))
             raise PromptError(
-                f"{key} = {source!r} raised in iteration {iteration}: {type(error).__name__}: {error}"
+                f"{key} = {source!r} raised in iteration {iteration}: {describe_error(error, place)}"
             ) from error
         if not found:
             raise PromptError(f"{key} = {source!r} gave none for iteration {iteration}; let it return some")

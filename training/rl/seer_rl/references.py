@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from seer_core.error_origin import describe_error, is_ctrl_c
 from seer_core.errors import ConfigError, quote
 
 __all__ = ["resolve"]
@@ -35,9 +36,11 @@ def resolve(key: str, reference: str, base_dir: Path) -> Callable[..., Any]:
     try:
         module = _of_file(base_dir / place) if place.endswith(".py") else importlib.import_module(place)
         found = getattr(module, name)
-    except Exception as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise ConfigError(
-            f"{key}: {quote(reference)} cannot be imported: {type(error).__name__}: {error}"
+            f"{key}: {quote(reference)} cannot be imported: {describe_error(error, place)}"
         ) from error
     if not callable(found):
         raise ConfigError(f"{key}: {quote(reference)} is no function")

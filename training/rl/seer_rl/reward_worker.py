@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import os
 import queue
 import signal
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from seer_core.errors import ConfigError
+from seer_core.error_origin import describe_error, is_sentence
+from seer_core.errors import printable, quote
 from seer_rl.references import resolve
 from seer_rl.responses import Response
-from seer_rl.rewards import RewardAnswer
+from seer_rl.rewards import RewardAnswer, flaw_of_reward
 
-SHOWN = 500
-"""Characters of an error that are sent."""
+LONGEST_TRACEBACK = 20_000
+"""Characters of a traceback that are printed, from its end."""
+
+MOST_TRACEBACKS = 100
+"""Reasons whose traceback is printed."""
 
 
 def main() -> None:
@@ -36,27 +40,36 @@ def main() -> None:
     lines = _lines(requests)
     try:
         reward = resolve("[train].reward", reference, Path(base_dir))
-    except ConfigError as error:
-        send(RewardAnswer(error=str(error)))
+    except BaseException as error:  # no Ctrl-C: this process has no terminal
+        raised = f"[train].reward: {quote(reference)} raised {describe_error(error, '')}"
+        send(RewardAnswer(error=printable(str(error)) if is_sentence(error) else raised))
         return
     send(RewardAnswer())
     decoder = msgspec.json.Decoder(Response)
-    reported: set[str] = set()
+    place, process = str(getattr(reward, "__module__", "")), os.getpid()
+    printed: set[str] = set()
     while True:
         response = decoder.decode(lines.get())
         try:
             value = float(reward(response))
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"[:SHOWN]
-            if reason not in reported:
-                traceback.print_exc()
-            reported.add(reason)
-            send(RewardAnswer(error=reason))
+        except BaseException as error:
+            answer = RewardAnswer(error=describe_error(error, place))
+            if answer.error not in printed and len(printed) < MOST_TRACEBACKS:
+                printed.add(answer.error)
+                _print_traceback(error)
         else:
-            if math.isfinite(value):
-                send(RewardAnswer(value))
-            else:
-                send(RewardAnswer(error=f"it is {value}; a reward must be a finite number"))
+            flaw = flaw_of_reward(value)
+            answer = RewardAnswer(error=flaw) if flaw else RewardAnswer(value)
+        if os.getpid() != process:  # the reward has forked, and its child came back here
+            os.kill(os.getpid(), signal.SIGKILL)
+        send(answer)
+
+
+def _print_traceback(error: BaseException) -> None:
+    """Print where an error was raised, if its text and standard error allow that."""
+    with suppress(BaseException):
+        text = "".join(traceback.format_exception(error))
+        os.write(2, text[-LONGEST_TRACEBACK:].encode(errors="backslashreplace"))
 
 
 def _lines(requests: int) -> queue.SimpleQueue[bytes]:

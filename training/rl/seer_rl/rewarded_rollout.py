@@ -15,7 +15,7 @@ from seer_core.ports.journal import Journal
 from seer_rl.errors import RewardError, TrainError
 from seer_rl.phases import ProgressListener
 from seer_rl.responses import Response
-from seer_rl.rewards import RewardPool
+from seer_rl.rewards import RewardPool, flaw_of_reward
 from seer_rl.scoring import FinishedResponse
 
 __all__ = ["RewardedRollout"]
@@ -92,6 +92,8 @@ class RewardedRollout:
             found.set_exception(
                 RewardError(completion.error or f"it ended with {completion.finish_reason!r}")
             )
+        elif flaw := flaw_of_reward(completion.reward or 0.0):
+            found.set_exception(RewardError(f"the reward of its environment is refused: {flaw}"))
         else:
             found.set_result(completion.reward or 0.0)
         return found

@@ -1,11 +1,16 @@
 """Rewards while the rollout goes on: in processes of their own, each response within a time limit.
 
 A reward function is other people's code on a model's text: it may raise, hang, print, leak or crash.  Then
-its one response has no reward; the process is replaced, and nothing else is lost.
+its one response has no reward; a process that ended is replaced, and nothing else is lost.
+
+A reward is a finite number from ``-LARGEST_REWARD`` to ``LARGEST_REWARD``.  Any other is refused, so its
+response has none: advantages of larger ones, or gradients, whose squares are added up as 32-bit floats, would
+be infinite, and the weights lost.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import select
@@ -18,12 +23,16 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from seer_core.error_origin import one_line
 from seer_core.errors import ConfigError, quote
 from seer_core.process import ChildProcess
 from seer_rl.errors import RewardError
 from seer_rl.responses import Response
 
-__all__ = ["RewardAnswer", "RewardPool"]
+__all__ = ["LARGEST_REWARD", "RewardAnswer", "RewardPool", "flaw_of_reward"]
+
+LARGEST_REWARD = 1e15
+"""The most that a reward may be, up or down; the square of a 32-bit float is finite up to 1.8e19."""
 
 START_S = 120.0
 """A reward may import a verifier with its models, which takes a while."""
@@ -40,6 +49,15 @@ class RewardAnswer(msgspec.Struct, frozen=True):
     reward: float = 0.0
     error: str = ""
     late: bool = False
+
+
+def flaw_of_reward(value: float) -> str:
+    """Return why a number is no reward, in a sentence about it; empty if it is one."""
+    if not math.isfinite(value):
+        return f"it is {value}; a reward must be a finite number"
+    if abs(value) > LARGEST_REWARD:
+        return f"it is {value:g}; a reward must be a number from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
+    return ""
 
 
 class RewardPool:
@@ -90,8 +108,8 @@ class RewardPool:
     def _judge(self, response: Response) -> float:
         try:
             line = msgspec.json.encode(response)
-        except (TypeError, ValueError) as error:
-            raise RewardError(f"its metadata is no JSON: {error}") from error
+        except Exception as error:  # an object's, an integer's or a deep list's, each has a class of its own
+            raise RewardError(f"its metadata is no JSON: {one_line(error)}") from error
         if self._late >= MOST_LATE:
             raise RewardError(
                 f"{self._late} responses before it took longer than {self._timeout_s:g} s, one after the"
@@ -117,7 +135,10 @@ class RewardPool:
         self._late = self._late + 1 if answer.late else 0
         if answer.error:
             raise RewardError(answer.error)
-        return answer.reward + (response.environment_reward or 0.0)
+        reward = answer.reward + (response.environment_reward or 0.0)
+        if flaw := flaw_of_reward(reward):
+            raise RewardError(f"with that of its environment {flaw}")
+        return reward
 
 
 class _Died(Exception):
@@ -175,6 +196,9 @@ class _Worker:
         except TimeoutError:
             self.kill()
             return RewardAnswer(error=f"it took longer than {timeout_s:g} s", late=True)
+        except msgspec.MsgspecError as error:
+            self.kill()
+            return RewardAnswer(error=f"its process sent what is no answer: {one_line(error)}")
 
     def _answer(self, timeout_s: float) -> RewardAnswer:
         process = self._process

@@ -69,7 +69,13 @@ def score(finished: Sequence[FinishedResponse]) -> list[ScoredResponse]:
         scored.append(ScoredResponse(each.group, each.completion, reward))
     for reason, requests in failed.items():
         prompts = list(dict.fromkeys(name.rpartition("/")[0] for name in requests))
-        log.warning("reward_failed", responses=len(requests), prompts=prompts[:MOST_NAMED], reason=reason)
+        log.warning(
+            "reward_failed",
+            responses=len(requests),
+            first=requests[0],
+            prompts=prompts[:MOST_NAMED],
+            reason=reason,
+        )
     return scored
 
 
