@@ -73,7 +73,7 @@ FILES = {
         File(
             STATUS,
             "The run's present work, while it goes on; `seer status DIR` reads it. A run that ends in order"
-            " removes it.",
+            " removes it. A training that fails or is interrupted leaves it, with the reason.",
             (Status,),
         ),
         File(
@@ -105,7 +105,8 @@ FILES = {
         File(
             "checkpoints/NNNNNN/",
             "A whole model in the form of Hugging Face, with the optimizer's state, after so many iterations."
-            " Its `training.json` has the run's state, and [settings](settings.md) the two tables in it.",
+            " Its `training.json` has the run's state, and [settings](settings.md) the two tables in it."
+            " `digests.json` has the size and a digest of each file, and `--resume` compares them.",
             (TrainingState,),
         ),
         File("weights/", "The weights that the engines loaded last, unless they go by shared memory."),

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import msgspec
 
 from seer_cli.common import main_options
-from seer_cli.output import InputPath, check_writable, write_json
+from seer_cli.output import RUN_FILES, InputPath, check_writable, write_json
 from seer_core.errors import InputError, OutputError, SeerError, printable
 from seer_core.json_files import JsonFormat
 from seer_core.line_files import claim
@@ -25,6 +26,14 @@ __all__ = ["STATUS", "Status", "StatusFile", "status_command"]
 
 STATUS = "status.json"
 """Its name in a run's directory."""
+
+COMPLETIONS, _, SUMMARY = RUN_FILES
+METRICS = "metrics.jsonl"
+"""Of a training: a line for each iteration."""
+
+STARTING = "starting"
+COUNT = re.compile(r"\d+ of (\d+) responses")
+"""How the progress of a rollout begins."""
 
 BEAT_S = 1.0
 SILENT_S = 30.0
@@ -46,9 +55,22 @@ class Status(msgspec.Struct):
     """How far the work is, in words."""
     beats: bool = False
     """Whether the process writes this file every second."""
+    ended: Literal["", "interrupted", "failed"] = ""
+    """How a training has ended that could not end as wanted; empty while it goes on."""
+    error: str = ""
+    """The error of one that failed."""
+
+
+class _Summary(msgspec.Struct):
+    """The part of a run's summary that says how it ended."""
+
+    ended: Literal["finished", "interrupted", "failed"]
+    requested: int
+    error: str | None = None
 
 
 _STATUS = JsonFormat[Status](Status, "no status of a run", "name the --out of a run", InputError)
+_SUMMARY = JsonFormat[_Summary](_Summary, "no summary of a run", "name the --out of a run", InputError)
 
 
 class StatusFile:
@@ -58,7 +80,7 @@ class StatusFile:
         self._path = directory / STATUS
         self._lock = threading.Lock()
         self._removed = False
-        self._status = Status(os.getpid(), "starting", time.time(), time.time())
+        self._status = Status(os.getpid(), STARTING, time.time(), time.time())
 
     def enter(self, doing: str) -> None:
         """Write down that something else begins."""
@@ -98,6 +120,12 @@ class StatusFile:
                 await beats
             self._status.beats = False
 
+    def end(self, ended: Literal["interrupted", "failed"], error: str = "") -> None:
+        """Keep the file as the one that says how the run ended, where no summary does."""
+        self._status.ended, self._status.error = ended, error
+        self.write()
+        self._removed = True
+
     def remove(self) -> None:
         """Delete the file: the run ends in order, and its results say how."""
         with self._lock, contextlib.suppress(OSError):
@@ -112,7 +140,10 @@ class StatusFile:
 def status_command(directory: Path, json_file: Path | None) -> None:
     """Report what the run that writes into DIRECTORY, of `seer run` or `seer train`, is doing and since when.
 
-    Exit status 0: it runs, or has ended in order.  1: its process died, or gives no sign of life.
+    If none is under way, report how the last one ended. Responses and iterations are counted in its files.
+
+    Exit status 0: it runs, has finished, or was interrupted in order.  1: it failed, its process died or
+    gives no sign of life, or its files are not those that its summary describes.
 
     \b
     Example:
@@ -127,20 +158,23 @@ def status_command(directory: Path, json_file: Path | None) -> None:
 
 
 def _find(directory: Path) -> dict[str, Any]:
-    """Return the state of a run, its status and a sentence of both.
+    """Return the state of a run, its status or how it ended, and a sentence of both.
 
     Raises:
-        InputError: there is no run in the directory.
+        InputError: there is no run in the directory, or a file of it cannot be read.
     """
     where = printable(str(directory))
     running = _claimed(directory)
     if not (directory / STATUS).exists():
         if running:
             return {"state": "running", "summary": f"{where}: a run is starting"}
-        if not any((directory / name).exists() for name in ("summary.json", "metrics.jsonl")):
-            raise InputError(f"{where} holds no run; name the --out of `seer run` or `seer train`")
-        return {"state": "ended", "summary": f"{where}: no run is under way; the last one ended in order"}
+        return _ending(directory, where)
     status = _STATUS.read(directory / STATUS)
+    if not running and status.doing != STARTING and (directory / SUMMARY).exists():
+        return _ending(directory, where)  # its process was killed after it had ended
+    status.progress = _counted(directory, status.progress)
+    if not running and status.ended:
+        return {**_ending_of_training(directory, where, status), **msgspec.to_builtins(status)}
     silent_s = max(0.0, time.time() - status.at)
     state = "running" if running else "died"
     if running and status.beats and silent_s > SILENT_S:
@@ -156,6 +190,71 @@ def _find(directory: Path) -> dict[str, Any]:
         f" {printable(status.doing)}{progress}; go on with the same command and --resume",
     }
     return {"state": state, "silent_s": silent_s, "summary": sentences[state], **msgspec.to_builtins(status)}
+
+
+def _ending(directory: Path, where: str) -> dict[str, Any]:
+    """Return how the last run in a directory ended, by its summary, or a training by its metrics."""
+    if not (directory / SUMMARY).exists():
+        if (directory / METRICS).exists():
+            status = Status(0, "", 0, 0)
+            return _ending_of_training(directory, where, status)
+        if not any((directory / name).exists() for name in (*RUN_FILES, "journal")):
+            raise InputError(f"{where} holds no run; name the --out of `seer run` or `seer train`")
+        return {
+            "state": "failed",
+            "summary": f"{where}: no run is under way; the last one failed before it could write its summary;"
+            " go on with the same command and --resume",
+        }
+    last = _SUMMARY.read(directory / SUMMARY)
+    responses = _lines_of(directory / COMPLETIONS)
+    found = {"ended": last.ended, "responses": responses, "requested": last.requested, "error": last.error}
+    count = f"{responses} of {last.requested} responses"
+    if last.ended == "failed":
+        state = "failed"
+        how = f"the last one failed with {count}: {printable(last.error or 'no reason was given')}"
+    elif last.ended == "finished" and responses != last.requested:
+        state = "damaged"
+        how = f"the last one ended in order, and of its responses {COMPLETIONS} has {count}"
+    else:
+        state, how = "ended", f"the last one ended in order, {last.ended} with {count}"
+    remedy = "" if last.ended == "finished" else "; go on with the same command and --resume"
+    return {"state": state, "summary": f"{where}: no run is under way; {how}{remedy}", **found}
+
+
+def _ending_of_training(directory: Path, where: str, status: Status) -> dict[str, Any]:
+    """Return how the last training in a directory ended."""
+    iterations = _lines_of(directory / METRICS)
+    count = f"{iterations} iteration{'' if iterations == 1 else 's'}"
+    how = {
+        "": f"ended in order, finished with {count}",
+        "interrupted": f"ended in order, interrupted with {count}; go on with the same command and --resume",
+        "failed": f"failed with {count}: {printable(status.error)}",
+    }[status.ended]
+    return {
+        "state": "failed" if status.ended == "failed" else "ended",
+        "summary": f"{where}: no run is under way; the last one {how}",
+        "iterations": iterations,
+    }
+
+
+def _counted(directory: Path, progress: str) -> str:
+    """Return the progress of a rollout with the number of responses that are in its file."""
+    if not (directory / COMPLETIONS).exists():
+        return progress
+    return COUNT.sub(
+        lambda found: f"{_lines_of(directory / COMPLETIONS)} of {found[1]} responses", progress, 1
+    )
+
+
+def _lines_of(path: Path) -> int:
+    """Return how many whole lines a file has, 0 if it is not there."""
+    try:
+        with path.open("rb") as file:
+            return sum(line.endswith(b"\n") for line in file)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; name the --out of a run") from error
 
 
 def _claimed(directory: Path) -> bool:

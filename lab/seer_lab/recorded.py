@@ -77,6 +77,8 @@ def read_recorded(
         raise InputError(f"{path}: nothing to simulate: no response has finished; name another file")
     if left_out := len(responses) - len(finished):
         notes.append(f"responses that did not finish and are left out: {left_out:,} of {len(responses):,}")
+    if tool_tokens := sum(each.tool_tokens for each in finished):
+        notes.append(f"tokens of tools, which answer at once, as their times are not logged: {tool_tokens:,}")
     return RecordedLengths(group_responses(finished), tuple(notes))
 
 

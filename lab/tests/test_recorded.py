@@ -1,14 +1,18 @@
 """Logs of other systems: dumps that their own code wrote, and what a damaged or hostile file gives."""
 
+import copy
 import json
 import os
 import shutil
+import subprocess
 import sys
+import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
 import torch
-from seer_lab.lengths import GroupLengths
+from seer_lab.lengths import GroupLengths, RecordedTurn
 from seer_lab.recorded import read_recorded
 
 from seer_core.errors import ConfigError, InputError
@@ -96,6 +100,58 @@ def test_slime_s_dumps_are_read_without_what_did_not_finish_and_without_evaluati
         "files of evaluations that are left out: 1",
         "responses that did not finish and are left out: 2 of 24",
     )
+
+
+def masked(*mask, **fields):
+    return {
+        **SAMPLE,
+        "tokens": [1] * (2 + len(mask)),
+        "response_length": len(mask),
+        "loss_mask": list(mask),
+    } | fields
+
+
+@pytest.mark.parametrize(
+    "unfinished",
+    [
+        {"status": "aborted", "tokens": [], "response_length": 0},
+        {"status": "pending", "tokens": None, "response_length": None},
+        {"status": "failed", "response_length": 99, "loss_mask": "x", "group_index": "y"},
+        {"status": "aborted", "response_length": -1, "loss_mask": [0]},
+        {"status": "completed", "tokens": [], "response_length": 0},
+    ],
+    ids=str,
+)
+def test_samples_of_slime_s_that_did_not_finish_are_left_out_before_they_are_checked(save, unfinished):
+    recorded = read_recorded(save(SAMPLE, {**SAMPLE, **unfinished}, SAMPLE))
+    assert recorded.iterations == [[GroupLengths("0", 2, (3, 3), 3)]]
+    assert recorded.notes == ("responses that did not finish and are left out: 1 of 3",)
+
+
+def test_a_mask_of_slime_s_parts_what_the_model_wrote_from_what_tools_answered(save):
+    masks = [(1, 1, 0, 0, 0, 1, 0), (1, 1, 1, 1), (True, 0.0, 1.0), (0, 0, 1, 1), (0, 0, 0)]
+    (groups,) = read_recorded(save(*(masked(*mask) for mask in masks), SAMPLE)).iterations
+    [group] = groups
+    assert group.output_tokens == (7, 4, 3, 2, 3, 3)
+    assert group.prompt_tokens == 4  # the longest, with the two tokens before the first turn of the fourth
+    assert group.turns == (
+        (RecordedTurn(2, 0.0, 3), RecordedTurn(1, 0.0, 1)),
+        (RecordedTurn(4, None, 0),),
+        (RecordedTurn(1, 0.0, 1), RecordedTurn(1, None, 0)),
+        (RecordedTurn(2, None, 0),),
+        (RecordedTurn(3, None, 0),),
+        (RecordedTurn(3, None, 0),),
+    )
+    assert read_recorded(save(masked(1, 1, 1), SAMPLE)).iterations[0][0].turns == ()
+
+
+def test_what_tools_answered_is_not_generated_again(seer, save, tmp_path):
+    half = [1] * 10 + [0] * 10
+    path = save(*[masked(*half)] * 2)
+    result = seer("sim", path, "--json", tmp_path / "out.json")
+    assert result.exit_code == 0, result.output
+    assert "tokens of tools, which answer at once, as their times are not logged: 20" in result.stdout
+    assert "10 tokens of the model's and 10 of its tools'" in " ".join(result.stdout.split())
 
 
 def test_samples_of_slime_s_without_a_group_are_grouped_by_their_prompt(save):
@@ -199,12 +255,100 @@ def test_nothing_in_a_dump_of_slime_s_can_run(save, tmp_path, monkeypatch):
         ({"tokens": []}, r"samples\[0\]: tokens: expected `int` >= 1"),
         ({"status": None}, r"samples\[0\]: status: expected `str`"),
         ({"status": "aborted"}, "no response has finished"),
+        ({"loss_mask": [1, 0]}, r"samples\[0\]: loss_mask has 2 entries for 3 tokens"),
+        ({"loss_mask": ["1", 0, 0]}, r"samples\[0\]: loss_mask\[0\]: expected `bool \| int \| float`"),
+        ({"loss_mask": torch.ones(3)}, r"samples\[0\]: loss_mask: expected `array"),
+        ({"response_length": torch.tensor(0)}, r"samples\[0\]: response_length: expected `int`"),
     ],
     ids=str,
 )
 def test_a_sample_that_cannot_be_is_named(save, change, words):
     with pytest.raises(InputError, match=rf"rollout_0\.pt.*{words}"):
         read_recorded(save({**SAMPLE, **change}))
+
+
+ZEROS = 400 << 20
+
+
+def compressed(path, name):
+    """Write a dump one part of which are zeros, compressed as PyTorch never does."""
+    torch.save({"rollout_id": 0, "samples": [SAMPLE], "big": torch.zeros(9)}, path)
+    with zipfile.ZipFile(path) as archive:
+        parts = {each: archive.read(each) for each in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for each, content in parts.items():
+            if not each.endswith(name):
+                archive.writestr(each, content)
+                continue
+            with archive.open(zipfile.ZipInfo(each), "w", force_zip64=True) as part:
+                part._compressor = zlib.compressobj(1, zlib.DEFLATED, -15)
+                part._zinfo.compress_type = zipfile.ZIP_DEFLATED
+                for _ in range(ZEROS >> 20):
+                    part.write(bytes(1 << 20))
+
+
+def overlapping(path):
+    """Write a dump whose parts lie in the same bytes, again and again."""
+    content = bytes(1 << 20)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x/data.pkl", content)
+        first = archive.getinfo("x/data.pkl")
+        for number in range(400):
+            again = copy.copy(first)
+            again.filename = f"x/data/{number}"
+            archive.filelist.append(again)
+
+
+def pickled(*operations):
+    """Return a function that writes a file of PyTorch's with such a pickle."""
+
+    def write(path):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x/data.pkl", b"\x80\x02" + b"".join(operations) + b".")
+            archive.writestr("x/version", b"3\n")
+            archive.writestr("x/byteorder", b"little")
+
+    return write
+
+
+def billion(depth=40):
+    """Return the operations of a list that holds the same list twice, and so on."""
+    lists = b"".join(b"](h%ch%ceq%c" % (number - 1, number - 1, number) for number in range(1, depth))
+    dump = b"(X\x0a\0\0\0rollout_idK\0X\7\0\0\0samples](}(X\6\0\0\0statusX\x09\0\0\0completed"
+    fields = b"X\6\0\0\0tokens](K\1K\1eX\x0f\0\0\0response_lengthK\1X\6\0\0\0prompth%cueu" % (depth - 1)
+    return b"X\1\0\0\0aq\x00" + lists + b"}" + dump + fields
+
+
+HOSTILE_SIZES = {
+    "pickle": lambda path: compressed(path, "data.pkl"),
+    "tensor": lambda path: compressed(path, "data/0"),
+    "overlapping": overlapping,
+    "bytes": pickled(b"cbuiltins\nbytearray\nJ\0\0\0\x70\x85R"),
+    "copies": pickled(b"cbuiltins\nbytearray\nq\0J\0\0\0\x08\x85Rq\1", *[b"h\0h\1\x85R"] * 100, b"\x85" * 0),
+    "tensors": pickled(b"ctorch\nTensor\nJ\0\0\0\x70\x85R"),
+    "billion": pickled(billion()),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_SIZES)
+def test_a_small_file_that_fills_the_memory_is_refused_before_it_does(tmp_path, kind):
+    path = tmp_path / "rollout_0.pt"
+    HOSTILE_SIZES[kind](path)
+    assert path.stat().st_size < 3 << 20
+    program = (
+        "import resource, sys, torch\n"
+        "from seer_core.errors import InputError\n"
+        "from seer_lab.recorded import read_recorded\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n    read_recorded(sys.argv[1])\n"
+        "except InputError as error:\n    print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    refused, kib = found.stdout.splitlines()
+    assert refused.startswith(str(path))
+    bounds = {"pickle": 64 << 10, "tensor": 64 << 10, "overlapping": 64 << 10}
+    assert int(kib) < bounds.get(kind, 3 << 20), refused
 
 
 @pytest.mark.parametrize("name", ["cut", "array"])

@@ -94,6 +94,78 @@ def test_a_run_that_stands_still_gives_no_sign_of_life(start_seer, seer, trickli
     process.communicate(timeout=BOUND_S)
 
 
+def ended(directory, how, responses, requested=6, error=None):
+    """Write what a run leaves that has ended so."""
+    directory.mkdir(exist_ok=True)
+    (directory / "status.json").unlink(missing_ok=True)
+    summary = {"ended": how, "error": error, "requested": requested, "requests": 999}
+    (directory / "summary.json").write_text(json.dumps(summary))
+    (directory / "completions.jsonl").write_text("{}\n" * responses + '{"cut')
+
+
+@pytest.mark.parametrize(
+    ("how", "responses", "code", "state", "words"),
+    [
+        ("finished", 6, 0, "ended", "ended in order, finished with 6 of 6 responses"),
+        (
+            "interrupted",
+            3,
+            0,
+            "ended",
+            "ended in order, interrupted with 3 of 6 responses; go on with the same",
+        ),
+        (
+            "failed",
+            2,
+            1,
+            "failed",
+            "failed with 2 of 6 responses: all engines\\u202e are lost; go on with the",
+        ),
+        ("finished", 5, 1, "damaged", "completions.jsonl has 5 of 6 responses"),
+    ],
+)
+def test_the_end_of_the_last_run_is_reported_with_the_responses_of_its_file(
+    seer, directory, tmp_path, how, responses, code, state, words
+):
+    ended(directory, how, responses, error="all engines\u202e are lost" if how == "failed" else None)
+    result = seer("status", directory, "--json", tmp_path / "found.json")
+    assert (result.exit_code, words in result.output) == (code, True), result.output
+    found = json.loads((tmp_path / "found.json").read_bytes())
+    assert (found["state"], found["ended"], found["responses"]) == (state, how, responses)
+
+
+def test_a_run_that_failed_is_not_called_ended_in_order(seer, trickle, write_prompts, tmp_path):
+    prompts, out = write_prompts({"prompt_token_ids": [5], "n": 2}), tmp_path / "out"
+    assert seer("run", trickle(refusal="no"), "--prompts", prompts, "--out", out).exit_code
+    summary = json.loads((out / "summary.json").read_bytes())
+    result = seer("status", out)
+    assert result.exit_code == (1 if summary["ended"] == "failed" else 0)
+    assert f"{summary['ended']} with " in result.output
+
+
+def test_a_run_without_a_summary_has_failed(seer, directory):
+    (directory / "status.json").unlink()
+    (directory / "completions.jsonl").touch()
+    result = seer("status", directory)
+    assert (result.exit_code, "failed before it could write its summary" in result.output) == (1, True)
+
+
+def test_the_responses_of_a_dead_run_are_those_of_its_file(seer, directory):
+    (directory / "completions.jsonl").write_text("{}\n" * 5)
+    result = seer("status", directory)
+    assert (result.exit_code, "while it was rolling out, 5 of 8 responses" in result.output) == (1, True)
+
+
+def test_a_run_whose_process_was_killed_after_its_summary_has_ended(seer, directory):
+    status = (directory / "status.json").read_bytes()
+    ended(directory, "finished", 6)
+    (directory / "status.json").write_bytes(status)
+    assert "finished with 6 of 6 responses" in seer("status", directory).output
+    # The summary is an earlier run's if the process died while it was starting.
+    (directory / "status.json").write_bytes(status.replace(b"rolling out", b"starting"))
+    assert seer("status", directory).exit_code == 1
+
+
 def test_what_is_no_run_is_refused(fails, seer, tmp_path, directory):
     assert "holds no run; name the --out" in fails("status", tmp_path)
     assert "No such file or directory; name the --out of a run" in fails("status", tmp_path / "absent")
@@ -101,3 +173,5 @@ def test_what_is_no_run_is_refused(fails, seer, tmp_path, directory):
     assert "is no status of a run" in fails("status", directory)
     os.unlink(directory / "status.json")
     assert "holds no run" in fails("status", directory)
+    (directory / "summary.json").write_text('{"ended": "well"}')
+    assert "is no summary of a run" in fails("status", directory)

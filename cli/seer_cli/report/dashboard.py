@@ -4,19 +4,18 @@ The run's own thread only puts events into a queue.  A thread of the dashboard r
 are made when a browser asks, so seldom that this takes a hundredth of the time: any number of viewers get the
 same figures, and a page that is closed costs nothing.  All addresses need the token of the printed one.  The
 server listens on loopback, and answers only requests that name it as their host, so that no other page can
-reach it by a name of its own.
+reach it by a name of its own.  ``ViewerPort`` bounds what connections take of the run.
 """
 
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import click
 import msgspec
@@ -26,6 +25,7 @@ from seer_cli.report.feed import RunFeed
 from seer_cli.report.page import live_page, policy_of
 from seer_core.errors import OutputError, SeerError
 from seer_core.ports.policy import Observer
+from seer_core.viewer_port import ViewerHandler, ViewerPort
 
 __all__ = ["Dashboard"]
 
@@ -37,6 +37,7 @@ COST_SHARE = 0.01
 TOKEN_HEADER = "X-Seer-Token"
 LONGEST_COMMAND = 65_536
 """Bytes of a command."""
+DIGITS = re.compile("[0-9]{1,9}")
 
 
 class Dashboard:
@@ -59,13 +60,12 @@ class Dashboard:
         self._cost_s = 0.0
         self._stopped = threading.Event()
         try:
-            self._server = ThreadingHTTPServer((HOST, port), _handler(self))
+            self._server = ViewerPort(HOST, port, _handler(self), "seer-dashboard")
         except OSError as error:
             raise OutputError(
                 f"the dashboard cannot listen on port {port}: {error.strerror}; name another, or none"
             ) from error
-        self._server.daemon_threads = True
-        self.port = self._server.server_port
+        self.port = self._server.port
 
     @property
     def address(self) -> str:
@@ -93,15 +93,14 @@ class Dashboard:
             return self._figures
 
     def __enter__(self) -> Dashboard:
-        threading.Thread(target=self._server.serve_forever, name="seer-dashboard", daemon=True).start()
+        self._server.start()
         threading.Thread(target=self._read, name="seer-dashboard-reader", daemon=True).start()
         click.echo(f"dashboard: {self.address}", err=True)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
     def _read(self) -> None:
         while not self._stopped.wait(READ_EVERY_S):
@@ -110,25 +109,22 @@ class Dashboard:
                     feed.read()
 
 
-def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
+def _handler(dashboard: Dashboard) -> type[ViewerHandler]:
     """Return the class that answers the requests of one dashboard."""
 
-    class Handler(BaseHTTPRequestHandler):
-        """Answers a browser."""
-
-        protocol_version = "HTTP/1.1"
-        timeout = 30
+    class PageHandler(ViewerHandler):
+        """Answers a browser; the token is checked before anything else of a request is looked at."""
 
         def do_GET(self) -> None:
             """Answer with the page or with its figures."""
-            parts = urlsplit(self.path)
-            token = parse_qs(parts.query).get("token", [""])[0] or self.headers.get(TOKEN_HEADER, "")
+            path, _, query = self.path.partition("?")
+            token = parse_qs(query).get("token", [""])[0] or self.headers.get(TOKEN_HEADER, "")
             if not self._may(token):
                 return
-            if parts.path == "/":
+            if path == "/":
                 page = live_page(dashboard.title, controls=dashboard.control is not None)
                 self._answer(200, page.encode(), "text/html; charset=utf-8")
-            elif parts.path == "/figures":
+            elif path == "/figures":
                 self._answer(200, dashboard.figures(), "application/json")
             else:
                 self._answer(404, b"there is no such page", "text/plain")
@@ -138,11 +134,10 @@ def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
             if not self._may(self.headers.get(TOKEN_HEADER, "")):  # in a header, which no other page can set
                 return
             length = self.headers.get("Content-Length", "")
-            if not length.isdecimal() or int(length) > LONGEST_COMMAND:
-                self.close_connection = True
+            if not DIGITS.fullmatch(length) or int(length) > LONGEST_COMMAND:
                 return self._answer(413, b"the command has no length, or is too long", "text/plain")
             body = self.rfile.read(int(length))
-            if urlsplit(self.path).path != "/command" or dashboard.control is None:
+            if self.path.partition("?")[0] != "/command" or dashboard.control is None:
                 return self._answer(404, b"there is no such command", "text/plain")
             try:
                 said = dashboard.control(msgspec.json.decode(body, type=RunCommand))
@@ -150,32 +145,24 @@ def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
                 return self._answer(400, str(error).encode(), "text/plain; charset=utf-8")
             self._answer(200, said.encode(), "text/plain; charset=utf-8")
 
-        def log_message(self, format: str, *arguments: Any) -> None:
-            """Log nothing: viewers are no part of a run's log."""
-
         def _may(self, token: str) -> bool:
             """Return whether the request is one of the page's own; otherwise answer it."""
             hosts = (f"{HOST}:{dashboard.port}", f"localhost:{dashboard.port}")
             known = hmac.compare_digest(token.encode("utf-8", "replace"), dashboard.token.encode())
             if known and self.headers.get("Host") in hosts:
                 return True
-            self.close_connection = True
             self._answer(403, b"open the address that the command has printed", "text/plain")
             return False
 
         def _answer(self, status: int, body: bytes, kind: str) -> None:
-            self.send_response(status)
-            for name, value in (
-                ("Content-Type", kind),
-                ("Content-Length", str(len(body))),
-                ("Cache-Control", "no-store"),
-                ("Content-Security-Policy", policy_of(live=True)),
-                ("Referrer-Policy", "no-referrer"),
-                ("X-Content-Type-Options", "nosniff"),
-                ("X-Frame-Options", "DENY"),
-            ):
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
+            headers = {
+                "Content-Type": kind,
+                "Cache-Control": "no-store",
+                "Content-Security-Policy": policy_of(live=True),
+                "Referrer-Policy": "no-referrer",
+                "X-Content-Type-Options": "nosniff",
+                "X-Frame-Options": "DENY",
+            }
+            self.reply(status, body, headers)
 
-    return Handler
+    return PageHandler

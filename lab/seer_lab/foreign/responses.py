@@ -11,7 +11,7 @@ import msgspec
 
 from seer_core.errors import InputError
 from seer_core.json_files import UNREADABLE, describe_flaw
-from seer_lab.lengths import GroupLengths
+from seer_lab.lengths import GroupLengths, RecordedTurn
 
 __all__ = ["LoggedResponse", "group_responses", "keys_of", "read_lines"]
 
@@ -26,14 +26,23 @@ class LoggedResponse(msgspec.Struct, frozen=True):
     prompt_tokens: int
     output_tokens: int
     is_finished: bool = True
-    """Whether its length is known: it was not aborted."""
+    """Whether its length is known: it was not aborted.  Nothing else of one that was is to be read."""
+    turns: tuple[RecordedTurn, ...] = ()
+    """What the model wrote and what tools answered, if the format says so; ``output_tokens`` is the sum."""
+
+    @property
+    def tool_tokens(self) -> int:
+        """How many of its tokens are of tools."""
+        return sum(turn.answer_tokens for turn in self.turns)
 
 
 def group_responses(responses: Iterable[LoggedResponse]) -> list[list[GroupLengths]]:
     """Return the groups of each iteration, in the order of their first responses.
 
-    The longest response counts as the limit of all.
+    The longest response counts as the limit of all.  Groups have turns where a tool answered in any response.
     """
+    responses = list(responses)
+    has_tools = any(each.tool_tokens for each in responses)
     iterations: dict[int, dict[Hashable, list[LoggedResponse]]] = {}
     limit = 1
     for each in responses:
@@ -46,6 +55,7 @@ def group_responses(responses: Iterable[LoggedResponse]) -> list[list[GroupLengt
                 max(each.prompt_tokens for each in group),
                 tuple(each.output_tokens for each in group),
                 limit,
+                tuple(each.turns for each in group) if has_tools else (),
             )
             for number, group in enumerate(iterations[iteration].values())
         ]

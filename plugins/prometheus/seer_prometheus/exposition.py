@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ClassVar
 
-from prometheus_client import CollectorRegistry, Metric, make_wsgi_app, start_http_server
+from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from seer_core.errors import ConfigError
+from seer_core.viewer_port import ViewerHandler, ViewerPort
 from seer_prometheus.metrics import Metrics
 
 if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+    from wsgiref.types import WSGIApplication
 
 __all__ = ["Exposition"]
 
@@ -37,15 +38,16 @@ class Exposition(Collector):
         """
         if (host, port) not in cls._served:
             found, registry = cls(), CollectorRegistry()
+            handler = _handler(make_wsgi_app(registry), found.targets)
             try:
-                server, _ = start_http_server(port, host, registry)
+                server = ViewerPort(host, port, handler, "seer-prometheus")
             except OSError as error:
                 raise ConfigError(
                     f"[plugin.prometheus]: cannot serve figures at {host}:{port}: {error.strerror}; choose"
                     " another port"
                 ) from error
-            server.set_app(found.beside(make_wsgi_app(registry)))
             registry.register(found)
+            server.start()
             cls._served[host, port] = found
         return cls._served[host, port]
 
@@ -54,17 +56,41 @@ class Exposition(Collector):
         metrics.on_first_event = lambda: setattr(self, "_latest", metrics)
         return metrics
 
-    def beside(self, figures: WSGIApplication) -> WSGIApplication:
-        """Return what answers ``/targets``, and everything else by ``figures``."""
-
-        def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-            if environ["PATH_INFO"] != "/targets":
-                return figures(environ, start_response)
-            start_response("200 OK", [("Content-Type", "application/json")])
-            return [b"[]" if self._latest is None else self._latest.targets()]
-
-        return answer
+    def targets(self) -> bytes:
+        """Return what ``Metrics.targets`` returns, of none before the first event."""
+        return b"[]" if self._latest is None else self._latest.targets()
 
     def collect(self) -> Iterable[Metric]:
         """Return the figures at present."""
         return [] if self._latest is None else self._latest.registry.collect()
+
+
+def _handler(figures: WSGIApplication, targets: Callable[[], bytes]) -> type[ViewerHandler]:
+    """Return the class that answers ``/targets``, and everything else by ``figures``."""
+
+    class FiguresHandler(ViewerHandler):
+        """Answers Prometheus."""
+
+        def do_GET(self) -> None:
+            """Answer with figures."""
+            path, _, query = self.path.partition("?")
+            if path == "/targets":
+                return self.reply(200, targets(), {"Content-Type": "application/json"})
+            environment = {
+                "REQUEST_METHOD": self.command,
+                "PATH_INFO": path,
+                "QUERY_STRING": query,
+                "HTTP_ACCEPT": self.headers.get("Accept", ""),
+                "HTTP_ACCEPT_ENCODING": self.headers.get("Accept-Encoding", ""),
+            }
+            status, headers = "", dict[str, str]()
+
+            def begin(answer: str, found: list[tuple[str, str]], /, *_: object) -> Callable[[bytes], object]:
+                nonlocal status, headers
+                status, headers = answer, dict(found)
+                return lambda data: None
+
+            body = b"".join(figures(environment, begin))
+            self.reply(int(status[:3]), body, headers)
+
+    return FiguresHandler

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import structlog
 from safetensors import SafetensorError
 
 from seer_core import Config
-from seer_core.errors import InputError, OutputError
+from seer_core.errors import ConfigError, InputError, OutputError, SeerError
 from seer_core.json_files import UNREADABLE, describe_flaw
 from seer_core.plugins.config import RolloutTable
+from seer_rl.checkpoint_digests import DIGESTS, check_digests, write_digests
 from seer_rl.config import TrainTable, first_model
 from seer_rl.journals import RolloutJournals
 from seer_rl.trainer import Trainer
@@ -48,6 +50,8 @@ class TrainingState(msgspec.Struct, frozen=True):
     """The directory of the first weights."""
     environment: dict[str, Any] = {}
     """The settings of the plug-in that answers turns, by its name; empty without one."""
+    digests: bool = False
+    """Whether the checkpoint has ``digests.json``, a digest of each of its files."""
 
 
 def state_of(
@@ -55,11 +59,11 @@ def state_of(
 ) -> TrainingState:
     """Return the state of a run when so many iterations are done."""
     model = str(first_model(table, config))
-    return TrainingState(iterations, config.seer.seed, table, config.rollout, model, environment)
+    return TrainingState(iterations, config.seer.seed, table, config.rollout, model, environment, True)
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """A whole checkpoint, from which a run can be resumed."""
+    """A whole checkpoint, from which a run can be resumed; one of an old version has no digests."""
 
     path: Path
     state: TrainingState
@@ -72,23 +76,69 @@ class Checkpoints:
         self._root = root
         self._keep = keep
 
+    @property
+    def latest_path(self) -> Path | None:
+        """The directory of the last checkpoint that was finished, None if there is none."""
+        paths = self._finished()
+        return paths[-1] if paths else None
+
     def latest(self) -> Checkpoint | None:
-        """Return the last checkpoint that was finished, None if there is none.
+        """Return the last checkpoint that was finished, None if there is none; its files are checked.
 
         Raises:
-            InputError: it cannot be read.
+            InputError: it cannot be read, or a file of it is not as it was written.
         """
-        paths = self._finished()
-        if not paths:
+        path = self.latest_path
+        if path is None:
             return None
-        file = paths[-1] / STATE
         try:
-            return Checkpoint(paths[-1], msgspec.json.decode(file.read_bytes(), type=TrainingState))
-        except (OSError, *UNREADABLE) as error:
-            raise InputError(
-                f"{file} is no state of training: {describe_flaw(error)};"
-                f" delete {paths[-1]} to use the one before"
-            ) from error
+            state = _read_state(path)
+            if state.digests or (path / DIGESTS).exists():
+                check_digests(path)
+            else:
+                log.warning(
+                    "checkpoint_unchecked",
+                    reason=f"{path} has no digests, so damage to it would not be found",
+                )
+        except InputError as error:
+            raise InputError(f"{error}; {self._remedy(path)}") from error
+        return Checkpoint(path, state)
+
+    @contextmanager
+    def loading(self, checkpoint: Checkpoint) -> Iterator[None]:
+        """Explain errors of the ``with`` block, in which a trainer loads a checkpoint.
+
+        Raises:
+            ConfigError: the trainer refuses it; the message names the checkpoint before.
+            InputError: the trainer raised something else.
+            SeerError: any other error of Seer's, unchanged.
+        """
+        path = checkpoint.path
+        try:
+            yield
+        except ConfigError as error:
+            before = self._before(path) or "none"
+            raise ConfigError(f"{error} (the checkpoint before it: {before})") from error
+        except SeerError:
+            raise
+        except Exception as error:
+            fact = f"{type(error).__name__}: {error}".splitlines()[0]
+            if checkpoint.state.digests:
+                raise InputError(
+                    f"the trainer cannot load {path}, whose files are as they were written: {fact}; mend the"
+                    " cause, and go on with --resume"
+                ) from error
+            raise InputError(f"the trainer cannot load {path}: {fact}; {self._remedy(path)}") from error
+
+    def _before(self, path: Path) -> Path | None:
+        before = [each for each in self._finished() if int(each.name) < int(path.name)]
+        return before[-1] if before else None
+
+    def _remedy(self, path: Path) -> str:
+        before = self._before(path)
+        if before is None:
+            return f"restore it, or delete {path} to begin anew, as no checkpoint is before it"
+        return f"delete {path} to go on from the one before, {before}"
 
     def save(self, state: TrainingState, write: Callable[[Path], Any]) -> Path:
         """Let ``write`` fill a new directory, make it the latest checkpoint, and delete the oldest.
@@ -102,11 +152,12 @@ class Checkpoints:
             self._root.mkdir(parents=True, exist_ok=True)
             for unfinished in self._root.glob(f"{UNFINISHED}*"):  # of a process that was killed
                 shutil.rmtree(unfinished)
-            new = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=self._root))
-            new.chmod(0o755)
+            new = self._root / f"{UNFINISHED}{secrets.token_hex(4)}"
+            new.mkdir()
             write(new)
             (new / STATE).write_bytes(msgspec.json.encode(state))
-            for path in (*new.iterdir(), new):
+            write_digests(new)
+            for path in (*new.rglob("*"), new):
                 _flush(path)
             new.rename(target)
             _flush(self._root)
@@ -186,6 +237,20 @@ class CheckpointWriter:
         state = state_of(iterations, self._table, self._config, self._environment)
         self._checkpoints.save(state, write)
         self._journals.drop(iterations)
+
+
+def _read_state(path: Path) -> TrainingState:
+    """Return the state in a checkpoint; raises InputError, without a remedy, if there is none."""
+    file = path / STATE
+    try:
+        state = msgspec.json.decode(file.read_bytes(), type=TrainingState)
+    except (OSError, *UNREADABLE) as error:
+        raise InputError(f"{file} is no state of training: {describe_flaw(error)}") from error
+    if state.iterations != int(path.name):
+        raise InputError(
+            f"{file} is damaged: it is of iteration {state.iterations:,}, and its directory is not"
+        )
+    return state
 
 
 def _flush(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,23 @@ def load_optimizer(file: Path, optimizer: Any, device: torch.device | str) -> in
     """
     try:
         state = torch.load(file, weights_only=True, map_location=device)
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        fact = (str(error) or type(error).__name__).splitlines()[0]
+        updates, noise = state["updates"], state["random"].cpu()
+        if type(updates) is not int or updates < 0:
+            raise ValueError(f"the number of updates is {updates!r}")
+        optimizer.load_state_dict(state["optimizer"])
+        _check_shapes(optimizer)
+        torch.set_rng_state(noise)
+    except Exception as error:  # torch has no class for damage, which may raise anything
+        fact = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(
             f"{file} is no state of an optimizer: {fact}; delete {file.parent} to use the one before"
         ) from error
-    optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["random"].cpu())
-    updates: int = state["updates"]
     return updates
+
+
+def _check_shapes(optimizer: Any) -> None:
+    """Raise ValueError if a tensor of an optimizer is neither one number nor as large as its parameter."""
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape:
+                raise ValueError(f"{name} has the shape {tuple(value.shape)}, not {tuple(parameter.shape)}")

@@ -79,9 +79,12 @@ def train(
     Raises:
         SeerError: the run cannot begin, or cannot go on.
     """
-    with _claimed(out), _reporting(out, table, listener) as listener:
+    with ExitStack() as stack:
+        stack.enter_context(_claimed(out))
         checkpoints = Checkpoints(out / "checkpoints", table.keep)
         start = _start(checkpoints, table, config, out, resume)
+        # What is refused so far leaves the status of the run before.
+        listener = stack.enter_context(_reporting(out, table, listener))
         journals = RolloutJournals(out / "journal", table.journal)
         if start is not None:
             journals.drop(start.state.iterations)  # which a killed process may have left
@@ -89,9 +92,7 @@ def train(
             _plot(out)
             return None
         _train(table, config, out, listener, observers, checkpoints, journals, start, started)
-        latest = checkpoints.latest()
-        assert latest is not None
-        return latest.path
+        return checkpoints.latest_path
 
 
 def _train(
@@ -125,7 +126,8 @@ def _train(
         if isinstance(trainer, AbstractContextManager):
             stack.enter_context(trainer)
         if start is not None:
-            trainer.load(start.path)
+            with checkpoints.loading(start):
+                trainer.load(start.path)
         stack.callback(_plot, out)
         file = stack.enter_context(metrics_file(out, 0 if start is None else start.state.iterations))
         trackers = stack.enter_context(tracking(table, out, records(out)))
@@ -155,7 +157,7 @@ def _start(
     checkpoints: Checkpoints, table: TrainTable, config: Config, out: Path, resume: bool
 ) -> Checkpoint | None:
     if not resume:
-        if (out / METRICS).exists() or checkpoints.latest() is not None:
+        if (out / METRICS).exists() or checkpoints.latest_path is not None:
             raise OutputError(
                 f"{out} holds a training run already; go on with it with --resume, or name another directory"
             )
@@ -230,13 +232,21 @@ def _claimed(out: Path) -> Iterator[None]:
 
 @contextmanager
 def _reporting(out: Path, table: TrainTable, listener: ProgressListener) -> Iterator[ProgressListener]:
-    """Keep ``status.json`` for ``seer status`` while a run goes on, beside what the listener shows."""
+    """Keep ``status.json`` for ``seer status`` while a run goes on, beside what the listener shows.
+
+    It stays where training fails or is interrupted, with the reason.
+    """
     file = StatusFile(out)
     file.enter("starting")
     try:
         yield _StatusListener(file, table.iterations, listener)
-    finally:
-        file.remove()
+    except Exception as error:
+        file.end("failed", str(error) if isinstance(error, SeerError) else f"{type(error).__name__}: {error}")
+        raise
+    except BaseException:
+        file.end("interrupted")
+        raise
+    file.remove()
 
 
 @attrs.frozen

@@ -75,7 +75,11 @@ def test_a_directory_of_a_killed_process_is_no_checkpoint_and_is_deleted(root, s
 def test_a_damaged_state_names_the_directory_to_delete(root, state):
     checkpoints = Checkpoints(root, 2)
     (checkpoints.save(state(1), write) / "training.json").write_text("{")
-    with pytest.raises(InputError, match=r"training\.json is no state of training: .*; delete .*000001"):
+    words = r"training\.json is no state of training: .*; restore it, or delete .*000001 to begin anew"
+    with pytest.raises(InputError, match=words):
+        checkpoints.latest()
+    (checkpoints.save(state(2), write) / "training.json").write_text("{")
+    with pytest.raises(InputError, match=r"; delete .*000002 to go on from the one before, .*000001"):
         checkpoints.latest()
 
 
