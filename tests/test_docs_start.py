@@ -3,9 +3,14 @@
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from seer_lab.policies import parse_policy
+
+from seer_core.plugins.config import load_config
+from seer_core.plugins.loading import fill_slots
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -115,3 +120,60 @@ def test_the_placer_of_its_guide_fills_the_slot_in_the_command_shown(distributio
         figures = {row[0].strip(): tuple(row[1:]) for row in rows if row[0].strip()}
         assert list(figures) == policies
         assert len(set(figures.values())) == len(policies)
+
+
+def test_the_lines_for_wheels_name_the_pytorch_that_the_set_up_installs():
+    page = (ROOT / "docs/start/install.md").read_text("utf-8")
+    script = (ROOT / "scripts/environment.sh").read_text("utf-8")
+    torch, index = (
+        re.search(rf"^{name}='?([^'\n]+)'?$", script, re.M)[1] for name in ("torch", "torch_index")
+    )
+    (block,) = [each for each in blocks(page, "sh") if "--find-links dist 'seer-rollout[" in each]
+    assert block.splitlines()[0] == f"pip install '{torch}' --extra-index-url {index}"
+    (extras,) = re.findall(r"seer-rollout\[([\w,]+)\]", block)
+    known = tomllib.loads((ROOT / "packages/seer-rollout/pyproject.toml").read_text("utf-8"))
+    assert {"vllm", "trl"} <= set(extras.split(",")) <= set(known["project"]["optional-dependencies"])
+    removed = block.splitlines()[2].removeprefix("pip uninstall -y ").split()
+    assert all(name in (ROOT / "scripts/try-wheels").read_text("utf-8") for name in removed)
+
+
+def test_the_two_slots_of_the_guide_are_filled_as_it_says(distribution, write_config):
+    page = (ROOT / "docs/guides/write-a-plugin.md").read_text("utf-8")
+    distribution("mine", TWO_SLOTS)
+    (config,) = [each for each in blocks(page, "toml") if 'splitter = "mine"\nplacer = "mine"' in each]
+    path = write_config()
+    path.write_text(config.replace('"vllm"', '"sim"'))
+    owners = {slot.name: slot.owner for slot in fill_slots(load_config(path)).slots}
+    assert (owners["splitter"], owners["placer"]) == ("mine", "mine")
+    (command,) = re.findall("`(seer sim [^`]*splitter:mine[^`]*)`", page)
+    policy = parse_policy(shlex.split(command)[-1])
+    assert policy.plugins == ("divided_rollout", "mine")
+    assert policy.overrides[1:] == ("seer.slots.splitter=mine", "seer.slots.placer=mine")
+
+
+TWO_SLOTS = """
+from seer_core.plugins.hookspecs import hookimpl
+from seer_core.scheduling.scheduler import Policies
+
+@hookimpl
+def seer_make_splitter():
+    return type(Policies().splitter.strategy)()
+
+@hookimpl
+def seer_make_placer():
+    return type(Policies().placer.strategy)()
+"""
+
+
+def test_the_page_for_operators_has_each_part_with_its_line_and_its_command():
+    page = (ROOT / "docs/guides/operate.md").read_text("utf-8")
+    for part in ("The engine", "The KV pool", "The launcher", "Watching", "Deaths", "Slow instances"):
+        _, _, section = page.partition(f"\n## {part}\n")
+        assert "`" in section.partition("\n## ")[0], part
+    tables = [tomllib.loads(each) for each in blocks(page, "toml")]
+    assert {key for table in tables for key in table.get("seer", {})} >= {
+        "engine",
+        "kv_pool",
+        "launcher",
+        "restarts",
+    }

@@ -77,12 +77,22 @@ class _Commands(click.Group):
 
 
 def _broken(name: str, why: str) -> click.Command:
-    """Return a command that only says why it cannot run, so that the others still can."""
+    """Return a command that only says why it cannot run, so that the others still can.
 
-    def fail() -> None:
+    It takes all arguments, those of the command in its place and ``--help`` among them.
+    """
+
+    def fail(arguments: tuple[str, ...]) -> None:
         raise click.ClickException(f"command {name!r} {why}")
 
-    return click.Command(name, callback=fail, short_help=why)
+    return click.Command(
+        name,
+        callback=fail,
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        short_help=why,
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True},
+    )
 
 
 @click.group(

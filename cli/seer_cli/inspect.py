@@ -14,7 +14,7 @@ from rich.table import Table
 from seer_cli.common import config_options, load, main_options
 from seer_cli.comparison import plugins_of
 from seer_cli.doctor import examine
-from seer_cli.installed import describe, offers, slots_of, tier_of
+from seer_cli.installed import MEANINGS, describe, offers, slots_of, tier_of
 from seer_cli.output import JSON_OPTION, InputPath, check_writable, write_json
 from seer_cli.tables import print_table, prose
 from seer_core.errors import printable
@@ -35,7 +35,7 @@ SHOWN = 2000
 def plugins_command(config: Path | None, json_file: Path | None) -> None:
     """List the installed plug-ins, their tiers and slots; with CONFIG, the slots that they own.
 
-    Installing a plug-in enables nothing, and only enabled ones are imported.  The
+    Installing a plug-in enables nothing: imported are those that CONFIG names.  The
     slots and the tier of support are read from the source.
 
     \b
@@ -67,6 +67,9 @@ def plugins_command(config: Path | None, json_file: Path | None) -> None:
         cells = (row["name"], row["distribution"], row["version"], row["tier"], enabled, ", ".join(slots))
         table.add_row(*cells)
     print_table(table)
+    for tier, meaning in MEANINGS.items():
+        click.echo(f"{tier}: {meaning}")
+    click.echo("docs/reference/support.md: where each has run")
 
 
 @click.command("config")

@@ -10,10 +10,16 @@ from pathlib import Path
 from seer_core.plugins.config import Config
 from seer_core.plugins.loading import HOOKS, assemble, installed
 
-__all__ = ["TIERS", "describe", "offers", "slots_of", "tier_of"]
+__all__ = ["MEANINGS", "TIERS", "describe", "offers", "slots_of", "tier_of"]
 
 TIERS = ("supported", "experimental")
 """Values of the attribute ``TIER`` of a plug-in's module; a module without one is experimental."""
+
+MEANINGS = {
+    "supported": "runs in every test run, on what it is made for",
+    "experimental": "works where it has been run; a part of its purpose, such as a GPU, has not been",
+}
+"""The tiers in words; ``docs/reference/support.md`` says of each plug-in where it has run."""
 
 
 def slots_of(config: Config) -> dict[str, tuple[str, ...]]:

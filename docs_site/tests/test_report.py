@@ -1,7 +1,9 @@
 """Pages of ``seer report`` in a browser, opened from their files."""
 
 import gzip
+import itertools
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from PIL import Image
+from PIL import Image, ImageColor
 from thumbnails import PARTS, changed_parts, thumbnails
 
 from conftest import ROOT
@@ -220,6 +222,56 @@ def test_a_comparison_shows_differences_first_and_each_run_on_demand(open_report
     assert arms[3] in tab.locator("#main > p").inner_text()
 
 
+def test_tiles_of_a_part_of_a_run_agree_with_the_sentence_below_them(open_report, made):
+    lines = (made / "run/trace.jsonl").read_text().splitlines(keepends=True)
+    (made / "part").mkdir(exist_ok=True)
+    (made / "part/trace.jsonl").write_text("".join(lines[: len(lines) // 2]))
+    seer("report", made / "part")
+    short = open_report("part/report.html").locator("#short")
+    responses, groups = short.locator("[data-figure]").all_text_contents()[:2]
+    assert responses.endswith(" of 48")
+    assert groups.endswith(" of 12")
+    assert f"{responses} responses and {groups} groups were done" in short.locator("p").first.inner_text()
+
+
+def test_figures_that_round_to_zero_have_no_ratio(open_report):
+    tab = open_report("arms.html")
+    rows = tab.locator("#side table").first.locator("tbody tr").all_inner_texts()
+    zeros = [row for row in rows if re.search(r"\t0(\.0)?\t", row)]
+    assert zeros
+    assert all(row.split("\t")[1].strip("0.") or "x)" not in row for row in rows)
+
+
+TICKS = """(place) => {
+  const axes = echarts.getInstanceByDom(place).getModel().queryComponents({mainType: "xAxis"});
+  return axes[axes.length - 1].axis.scale.getTicks().map((each) => each.value);
+}"""
+
+
+def test_ticks_of_lanes_and_of_chunks_are_round_also_zoomed(open_report):
+    tab = open_report()
+    for zoomed in (False, True):
+        for place in tab.locator("#instances .chart").all()[:2]:
+            inner = place.evaluate(TICKS)[1:-1]
+            steps = {round(later - earlier, 6) for earlier, later in itertools.pairwise(inner)}
+            assert len(inner) > 1
+            (step,) = steps
+            assert f"{step:.0e}"[0] in "125"
+            assert all(abs(tick / step - round(tick / step)) < 1e-6 for tick in inner)
+        if not zoomed:
+            tab.get_by_role("button", name="zoom in").click()
+
+
+def test_colours_of_runs_side_by_side_are_far_apart(open_report):
+    tab = open_report("arms.html")
+    palette = tab.locator("#side .chart").evaluate(
+        "(place) => echarts.getInstanceByDom(place).getOption().color"
+    )
+    colours = [ImageColor.getrgb(each) for each in palette]
+    for one, other in itertools.combinations(colours, 2):
+        assert sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) ** 0.5 > 55, (one, other)
+
+
 def test_it_prints_with_its_tables(open_report):
     tab = open_report()
     tab.emulate_media(media="print")
@@ -307,7 +359,7 @@ def test_a_live_page_follows_its_run_keeps_what_was_chosen_and_commands_it(brows
             for each in (tab, other):
                 each.goto(address)
                 each.locator("#main section").first.wait_for()
-            count = "Number(document.querySelector('[data-figure=requests]').textContent)"
+            count = "parseInt(document.querySelector('[data-figure=requests]').textContent)"
             before = tab.evaluate(count)
             assert 0 < before < 48
             assert_nothing_found(tab)

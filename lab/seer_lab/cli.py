@@ -37,6 +37,7 @@ from seer_lab.options import (
     keys_of,
     workload_options,
 )
+from seer_lab.order_notes import about_rows, order_notes
 from seer_lab.recorded import log_files
 from seer_lab.replayed import read_replayed, with_replayed
 from seer_lab.simulate import ENGINES, SimulatedIteration, simulate
@@ -159,6 +160,8 @@ def sim_command(
     console.print(
         f"ratio: to {chosen[0].name}; tail: time spent solely on the last tenth of responses; {TIMES[engine]}"
     )
+    for line in about_rows(rows):
+        console.print(line)
     if bounded:
         console.print("over bound: total time over the least that any schedule takes (docs/explain/bound.md)")
         if shares := share_rows(rows):
@@ -171,6 +174,8 @@ def sim_command(
     )
     if is_assumed:
         console.print(f"pressure {PRESSURE:g} is assumed; give that of your engines with --pressure")
+    for note in order_notes(rows):
+        console.print(note)
     for note in _notes(load, seed, repeat, size["pressure"], pressures):
         console.print(note)
     for policy in chosen:

@@ -15,7 +15,7 @@ from seer_core.plugins.config import make_config
 from seer_core.plugins.loading import fill_slots
 from seer_core.plugins.slots import check_enabled
 from seer_lab.lengths import DrawnLengths
-from seer_lab.policies import POLICIES, PolicySet, parse_policy
+from seer_lab.policies import POLICIES, RECOMMENDED, PolicySet, parse_policy
 from seer_lab.workloads import CLUSTERS, Workload
 
 __all__ = [
@@ -49,10 +49,14 @@ SAID_TWICE = (
 )
 """Options, and the key of a config that each sets."""
 
+DEFAULT = ("verl", "divided", "context", RECOMMENDED)
+"""The policies of a table where none is named: the baseline, and what each step adds to it."""
+
 NAME_WIDTH = max(map(len, POLICIES)) + 2
 
 POLICY_HELP = "\b\nPolicies:\n" + "\n".join(
-    f"  {policy.name:<{NAME_WIDTH}}{policy.about}" for policy in POLICIES.values()
+    f"  {policy.name:<{NAME_WIDTH}}{policy.about}{' (recommended)' if policy.name == RECOMMENDED else ''}"
+    for policy in POLICIES.values()
 )
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -64,8 +68,8 @@ OPTIONS = (
         "policies",
         multiple=True,
         metavar="NAME[=PLUGIN,...]",
-        help="One of those below, or a name and its plug-ins, SLOT:PLUGIN where several could fill the slot;"
-        " may repeat.  [default: verl, context]",
+        help="One of those below, or a name and its plug-ins, SLOT:PLUGIN for each slot that several could"
+        f" fill; may repeat.  [default: {', '.join(DEFAULT)}]",
     ),
     click.option(
         "--oracle",
@@ -167,12 +171,12 @@ def workload_options(command: Command) -> Command:
 
 
 def choose_policies(policies: Sequence[str], oracles: Sequence[str]) -> list[PolicySet]:
-    """Return the policies that the command line names, by default veRL's and Seer's scheduling.
+    """Return the policies that the command line names, by default veRL's and those of Seer's scheduling.
 
     Raises:
         ConfigError: one is unknown, or two have the same name.
     """
-    chosen = [parse_policy(text) for text in policies or ("verl", "context")]
+    chosen = [parse_policy(text) for text in policies or DEFAULT]
     chosen += [parse_policy(text, has_lengths=True) for text in oracles]
     names = [policy.name for policy in chosen]
     for name in names:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -10,7 +10,10 @@ from seer_core.errors import ConfigError, quote
 from seer_core.plugins.config import nearest
 from seer_core.scheduling.scheduler import CORE
 
-__all__ = ["POLICIES", "PolicySet", "parse_policy"]
+__all__ = ["POLICIES", "RECOMMENDED", "PolicySet", "parse_policy"]
+
+RECOMMENDED = "posterior"
+"""The policy whose order of requests we recommend; ``posterior+sd`` has it with drafts."""
 
 
 class PolicySet(msgspec.Struct, frozen=True):
@@ -145,6 +148,7 @@ POLICIES: Mapping[str, PolicySet] = {
 def parse_policy(text: str, *, has_lengths: bool = False) -> PolicySet:
     """Return the policy of that name, or the one that ``NAME=PLUGIN,SLOT:PLUGIN`` describes.
 
+    A plug-in fills several slots where each names it: ``mine=divided_rollout,placer:two,splitter:two``.
     What a user's plug-ins change of their arguments is an error, as with ``--debug``.
 
     Raises:
@@ -159,10 +163,33 @@ def parse_policy(text: str, *, has_lengths: bool = False) -> PolicySet:
             )
         return POLICIES[name]
     words = [word.strip() for word in plugins.split(",") if word.strip()]
-    slots = {slot: plugin for slot, colon, plugin in (word.partition(":") for word in words) if colon}
-    named = [word.rpartition(":")[2] for word in words]
-    if not name or len(set(named)) < len(named) or "" in named:
-        raise ConfigError(f"--policy {quote(text)}: give a name and plug-ins, each once: NAME=PLUGIN,PLUGIN")
+    slots = _slots_of(text, name, words)
+    named = dict.fromkeys(word.rpartition(":")[2] for word in words)
     overrides = ("seer.debug=true", *(f"seer.slots.{slot}={plugin}" for slot, plugin in slots.items()))
     enabled = tuple(plugin for plugin in named if plugin != CORE)
     return PolicySet(name, enabled, has_lengths=has_lengths, overrides=overrides)
+
+
+def _slots_of(text: str, name: str, words: Sequence[str]) -> dict[str, str]:
+    """Return the plug-in of each slot that a policy's words fill; refuse words that say a thing twice."""
+    slots: dict[str, str] = {}
+    alone: list[str] = []
+    for word in words:
+        slot, colon, plugin = word.rpartition(":")
+        if not name or not plugin or (colon and not slot):
+            raise ConfigError(
+                f"--policy {quote(text)}: give a name and plug-ins, each once: NAME=PLUGIN,SLOT:PLUGIN"
+            )
+        if slot in slots or (not colon and plugin in alone):
+            raise ConfigError(f"--policy {quote(text)}: name {quote(slot or plugin)} once")
+        if colon:
+            slots[slot] = plugin
+        else:
+            alone.append(plugin)
+    for slot, plugin in slots.items():
+        if plugin in alone:
+            raise ConfigError(
+                f"--policy {quote(text)}: name plug-ins each once; {quote(f'{slot}:{plugin}')} already names"
+                f" {quote(plugin)}, so leave the other out"
+            )
+    return slots

@@ -7,11 +7,14 @@ import msgspec
 import pytest
 from seer_lab.choose import choose_workload
 from seer_lab.lengths import last_epoch
+from seer_lab.order_notes import order_notes
 from seer_lab.policies import POLICIES, parse_policy
 from seer_lab.simulate import simulate
-from seer_lab.table import rows_of, to_json
+from seer_lab.table import TableRow, rows_of, to_json
 
 from seer_core.errors import ConfigError, PluginError, PromptError, StalledError
+from seer_core.plugins.config import load_config
+from seer_core.plugins.loading import fill_slots
 
 SMALL = ("groups=12", "group_size=4", "mean_tokens=300", "cap_tokens=1200", "prompt_tokens=20")
 
@@ -200,6 +203,61 @@ def test_policies_stand_side_by_side(sim):
     assert "1.00x" in result.stdout
 
 
+def test_the_first_table_has_the_recommended_order_and_says_what_each_row_adds(sim):
+    result = sim()
+    assert result.exit_code == 0, result.output
+    rows = [line.split("│")[1].strip() for line in result.stdout.splitlines() if line.startswith("│")]
+    assert rows == ["verl", "divided", "context", "posterior"]
+    for line in (
+        "verl: whole groups in turn, as veRL",
+        "divided: adds chunks, each on the instance that has room; first come, first served",
+        "posterior (recommended): adds another order to divided: ",
+    ):
+        assert line in result.stdout
+
+
+def test_a_policy_of_one_s_own_is_not_described(sim):
+    lines = sim("--policy", "verl", "--policy", "divided=divided_rollout").stdout.splitlines()
+    assert "verl: whole groups in turn, as veRL" in lines
+    assert not [line for line in lines if line.startswith("divided:")]
+
+
+def summaries(small, times):
+    """Return rows of policies that took so many seconds with each seed."""
+    return [
+        TableRow(
+            [
+                msgspec.structs.replace(run, summary=msgspec.structs.replace(run.summary, total_time_s=each))
+                for each in seconds
+            ]
+        )
+        for name, seconds in times.items()
+        for run in [simulate(small, POLICIES[name])]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ({"verl": [10], "divided": [8], "context": [7], "posterior": [6]}, []),
+        (
+            {"verl": [10], "divided": [8], "context": [9], "posterior": [7]},
+            ["context is below divided: lengths", "One seed may be luck"],
+        ),
+        ({"verl": [10, 10], "divided": [8, 8], "posterior": [9, 9]}, ["posterior is below divided: lengths"]),
+        ({"verl": [10], "divided": [11]}, ["divided is below verl: what chunks", "One seed may be luck"]),
+        ({"context": [10], "divided": [8]}, ["context is below divided: lengths", "One seed may be luck"]),
+        ({"verl": [10], "context": [11]}, []),
+    ],
+    ids=str,
+)
+def test_a_row_below_one_that_it_builds_upon_has_a_reason(small, times, expected):
+    notes = list(order_notes(summaries(small, times)))
+    assert len(notes) == len(expected)
+    for note, begin in zip(notes, expected, strict=True):
+        assert note.startswith(begin)
+
+
 def test_figures_are_written_as_json(sim, tmp_path):
     path = tmp_path / "deep" / "sim.json"
     result = sim("--policy", "verl", "--policy", "seer", "--repeat", "2", "--json", path)
@@ -296,7 +354,13 @@ def test_a_trace_has_so_many_iterations_and_no_more(seer, tmp_path):
         (["--policy", "velr"], "no policy is called 'velr'; did you mean 'verl'?"),
         (["--policy", "mine=velr"], "no installed plug-in is called 'velr'"),
         (["--policy", "=verl"], "give a name and plug-ins"),
-        (["--policy", "a=divided_rollout,divided_rollout"], "each once"),
+        (["--policy", "a=divided_rollout,divided_rollout"], "name 'divided_rollout' once"),
+        (
+            ["--policy", "a=divided_rollout,mine,placer:mine"],
+            "name plug-ins each once; 'placer:mine' already names 'mine', so leave the other out",
+        ),
+        (["--policy", "a=divided_rollout,placer:mine,placer:seer-core"], "name 'placer' once"),
+        (["--policy", "a=:mine"], "give a name and plug-ins"),
         (["--policy", "a=divided_rollout,group_round_robin"], "slot 'placer' is claimed by"),
         (["--policy", "verl", "--policy", "verl"], "two policies are called 'verl'"),
         (["--policy", "a=oracle_longest_first"], "--oracle in `seer sim`"),
@@ -383,6 +447,39 @@ def test_a_policy_that_chooses_wrongly_is_a_sentence(sim, policy, words):
     result = sim("--policy", policy)
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+TWO = """
+from seer_core.plugins.hookspecs import hookimpl
+from seer_core.scheduling.scheduler import Policies
+
+class Halves:
+    def split(self, request):
+        return min(64, request.remaining_tokens)
+
+@hookimpl
+def seer_make_splitter():
+    return Halves()
+
+@hookimpl
+def seer_make_placer():
+    return type(Policies().placer.strategy)()
+"""
+
+
+def test_a_plug_in_fills_two_slots_beside_another_in_a_simulation_and_in_a_run(
+    sim, distribution, write_config
+):
+    distribution("two", TWO)
+    result = sim("--policy", "mine=divided_rollout,splitter:two,placer:two")
+    assert result.exit_code == 0, result.output
+    config = write_config(["divided_rollout", "two"], '[seer.slots]\nsplitter = "two"\nplacer = "two"')
+    strategies = fill_slots(load_config(config))
+    assert {slot.name: slot.owner for slot in strategies.slots if slot.owner != "seer-core"} == {
+        "splitter": "two",
+        "placer": "two",
+    }
+    assert strategies.passed_over["splitter"] == ("divided_rollout",)
 
 
 def test_a_user_s_policy_may_not_change_what_it_is_given(sim, distribution):

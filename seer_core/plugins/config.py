@@ -115,7 +115,9 @@ class SeerTable(Struct, frozen=True):
     """``[seer]``: which plug-ins and engine a run uses."""
 
     plugins: tuple[str, ...] = ()
-    """The plug-ins that are enabled, by name. Besides them the engine and the KV pool alone are imported."""
+    """The plug-ins that are enabled, by name. Besides them the engine, the KV pool and the launcher are
+    imported, and the plug-ins whose settings stand in the file.
+    """
     engine: Names = ()
     """The plug-in that makes the instances, or several that make some each, of one model. A run needs at
     least one.
@@ -193,7 +195,7 @@ class Config(Struct, frozen=True):
     compare: CompareTable
     """The table ``[compare]``."""
     engine: Mapping[str, Mapping[str, Any]]
-    """The tables ``[engine.NAME]`` by name, not yet checked."""
+    """The tables ``[engine.NAME]`` by name, not yet checked; those of engines that are not used, too."""
     plugin: Mapping[str, Mapping[str, Any]]
     """The tables ``[plugin.NAME]`` by name, not yet checked."""
     kv_pool: Mapping[str, Mapping[str, Any]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
@@ -13,8 +14,8 @@ from msgspec import Struct
 
 from seer_core.error_origin import describe_error
 from seer_core.errors import ConfigError, PluginError, printable, quote
-from seer_core.installation import how_to_get_plugin
-from seer_core.plugins.config import Config, nearest, structure
+from seer_core.installation import PLUGINS, how_to_get_plugin
+from seer_core.plugins.config import LONGEST_NAME, Config, nearest, structure
 from seer_core.plugins.hooks import HOOKS, read_hooks
 from seer_core.plugins.hookspecs import PROJECT, Startup
 from seer_core.plugins.merge_fleets import merge_fleets
@@ -46,6 +47,9 @@ HERE = "local"
 """What ``[seer].launcher`` says where workers are to be child processes."""
 NO_POOL = "none"
 """What ``[seer].kv_pool`` says where instances are to share no KV."""
+
+MISSPELT = 0.75
+"""How alike two names are, as ``difflib`` counts it, of which one is taken for the other misspelt."""
 
 MADE_BY = {"launcher": "launcher", "engine": "engines", "kv_pool": "kv_pool"}
 """Keys of ``[seer]`` that name plug-ins of their own, and kinds of tables, to the slot these fill."""
@@ -111,6 +115,18 @@ def load(name: str, table: Mapping[str, Any] | None, where: str) -> Plugin:
         PluginError: two distributions offer the name, it cannot be imported, or a hook of it is none of
             ours.
     """
+    point, kind, hooks = _import(name, where)
+    doctor = hooks.pop("doctor", None)
+    settings = None
+    if table is not None:
+        # Before the settings: an error about those would hide that the plug-in stands in the wrong place.
+        _check_place(name, hooks, where.partition(".")[0])
+        settings = structure(table, kind, where)
+    return Plugin(name, point.module, settings, hooks, doctor)
+
+
+def _import(name: str, where: str) -> tuple[EntryPoint, type[Struct], dict[str, Any]]:
+    """Import a plug-in; return its entry point, the class of its settings, and its hooks by slot."""
     point = _entry_point(name, where)
     try:
         namespace = point.load()
@@ -124,14 +140,7 @@ def load(name: str, table: Mapping[str, Any] | None, where: str) -> Plugin:
         raise PluginError(
             f"plug-in {name!r}: its `Settings` is {quote(kind)}; make it a class of msgspec.Struct"
         )
-    hooks = read_hooks(name, namespace)
-    doctor = hooks.pop("doctor", None)
-    settings = None
-    if table is not None:
-        # Before the settings: an error about those would hide that the plug-in stands in the wrong place.
-        _check_place(name, hooks, where.partition(".")[0])
-        settings = structure(table, kind, where)
-    return Plugin(name, point.module, settings, hooks, doctor)
+    return point, kind, dict(read_hooks(name, namespace))
 
 
 def _check_place(name: str, hooks: Mapping[str, Any], kind: str) -> None:
@@ -159,7 +168,7 @@ def _makes_none(name: str, kind: str) -> ConfigError:
 
 def load_enabled(config: Config) -> list[tuple[str, Plugin]]:
     """Load what a config enables: launcher, engines, KV pool, plug-ins, each with its kind of table."""
-    _known_tables(config)
+    _check_unused_tables(config)
     kv_pool, launcher = _load_kv_pool(config), _load_launcher(config)
     return [
         *([] if launcher is None else [("launcher", launcher)]),
@@ -213,7 +222,7 @@ def fill_slots(config: Config) -> Strategies:
             configured wrongly.
         PluginError: a factory raised, or returned something its slot does not take.
     """
-    _known_tables(config)
+    _check_unused_tables(config)
     return fill(config.seer.slots, _load_plugins(config), startup_of(config))
 
 
@@ -287,13 +296,49 @@ def _check_engines(fleets: Mapping[str, EngineFleet]) -> None:
             owners[engine.id] = owner
 
 
-def _known_tables(config: Config) -> None:
+def _check_unused_tables(config: Config) -> None:
+    """Check the tables of plug-ins that the run does not use, as far as their plug-ins are here.
+
+    Raises:
+        ConfigError: settings do not fit, a table is of the wrong kind, or its name looks misspelt.
+    """
     known = installed()
     for kind in (*MADE_BY, "plugin"):
-        tables = getattr(config, kind)
-        for name in tables:
+        for name, table in getattr(config, kind).items():
+            where = f"{kind}.{name}"
             if name not in known:
-                raise unknown_plugin(name, f"[{kind}.{name}]")
+                if name in _used(config, kind) or _is_misspelt(name):
+                    raise unknown_plugin(name, f"[{where}]")
+            elif name not in _used(config, kind):
+                _check_unused(name, table, where)
+
+
+def _used(config: Config, kind: str) -> tuple[str, ...]:
+    """Return the plug-ins that a run takes from the tables of a kind."""
+    seer = config.seer
+    return {"launcher": (seer.launcher,), "engine": seer.engines, "kv_pool": (seer.kv_pool,)}.get(
+        kind, seer.plugins
+    )
+
+
+def _is_misspelt(name: str) -> bool:
+    """Return whether a name that no installed plug-in has is nearly that of one."""
+    return name not in PLUGINS and bool(get_close_matches(name[:LONGEST_NAME], installed(), 1, MISSPELT))
+
+
+def _check_unused(name: str, table: Mapping[str, Any], where: str) -> None:
+    """Check the settings of a plug-in that is here; a broken one stops no run that does without it."""
+    try:
+        _, settings, hooks = _import(name, where)
+    except PluginError:
+        return
+    kind = where.partition(".")[0]
+    slots = hooks.keys() - {"doctor"}
+    makes = [made for made, slot in MADE_BY.items() if slot in slots]
+    if kind not in makes if kind in MADE_BY else len(makes) == len(slots) == 1:
+        right = makes[0] if makes else "plugin"
+        raise ConfigError(f"[{where}]: the settings of {name!r} stand in [{right}.{name}]; rename the table")
+    structure(table, settings, where)
 
 
 def _distribution(point: EntryPoint) -> str:

@@ -2,7 +2,7 @@
 
 import io
 import json
-from importlib.metadata import EntryPoints, entry_points, version
+from importlib.metadata import EntryPoint, EntryPoints, entry_points, version
 
 import pytest
 from seer_cli.display import Display
@@ -18,6 +18,9 @@ def test_plugins_lists_what_is_installed_and_what_is_enabled(seer, write_config)
     assert result.exit_code == 0, result.output
     for text in ("divided_rollout", "seer-divided-rollout", version("seer-divided-rollout"), "sim"):
         assert text in result.stdout
+    below = result.stdout.rpartition("┘")[2]
+    assert "experimental: works where it has been run; a part of its purpose" in below
+    assert "supported: runs in every test run" in below
     result = seer("plugins", write_config(TECHNIQUES))
     row = next(line for line in result.stdout.splitlines() if " divided_rollout " in line)
     assert "yes" in row
@@ -112,11 +115,32 @@ def test_an_observer_slot_of_the_display_is_the_core_s():
     assert view.slot == Slot("observer", "seer-core", view)
 
 
-def test_a_command_of_a_distribution_that_is_not_installed_has_a_remedy(seer, monkeypatch):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("serve",),
+        ("serve", "--help"),
+        ("serve", "x.toml", "--port", 8000, "--dashboard", "-p", "no:x"),
+        ("train", "x.toml", "--out", "y", "--resume", "--", "-h"),
+    ],
+)
+def test_a_command_whose_distribution_is_not_installed_takes_any_arguments_and_has_a_remedy(
+    seer, monkeypatch, arguments
+):
     monkeypatch.setattr("seer_cli.entry_points", lambda **_: EntryPoints(()))
-    result = seer("serve")
+    result = seer(*arguments)
     assert result.exit_code == 1
-    assert "command 'serve' is not installed; run `make setup` in Seer's checkout" in result.stderr
+    sentence = f"command {arguments[0]!r} is not installed; run `make setup` in Seer's checkout"
+    assert sentence in result.stderr
+
+
+def test_a_command_that_cannot_be_imported_takes_any_arguments_and_names_its_distribution(seer, monkeypatch):
+    point = EntryPoint("tune", "a_module_that_nobody_has:command", "seer.commands")
+    monkeypatch.setattr("seer_cli.entry_points", lambda **_: EntryPoints([point]))
+    result = seer("tune", "x.toml", "--out", "y")
+    assert result.exit_code == 1
+    assert "command 'tune' cannot be imported: ModuleNotFoundError" in result.stderr
+    assert "mend or reinstall a_module_that_nobody_has:command" in result.stderr
 
 
 def test_a_plug_in_of_ours_that_is_not_installed_has_a_remedy(seer, write_config, monkeypatch):

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from seer_cli.explain import life_of
-from seer_cli.report import data, reading
+from seer_cli.report import data, page, reading
 from seer_cli.report.bins import TimeBins
 from seer_cli.report.data import run_of
 from seer_cli.report.lacks import CAUSES, Lacks
 from seer_cli.report.lanes import SECONDS
+from seer_cli.report.page import page_of
 from seer_cli.report.reading import RunReader
 
 from seer_core.model import InstanceInfo
@@ -173,6 +174,7 @@ def test_it_names_the_slow_instance_and_the_group_that_was_taken_for_short():
     slow = next(each for each in found if each.instance == "lame")
     assert slow.title == "Instance lame was slow"
     assert "took 2.00 times as long" in slow.text
+    assert "machine" not in slow.text  # nothing says that it is a real one
     short = next(each for each in found if each.title == "Group j looked short")
     assert short.request == "j/1"
     assert "had 10 tokens" in short.text
@@ -310,6 +312,49 @@ def test_a_page_of_structs_is_one_of_plain_json(reader):
     plain = msgspec.json.decode(msgspec.json.encode(shown))
     assert plain["bound_s"] == 1.5
     assert plain["figures"]["preemptions"] == 3
+
+
+def test_a_run_that_goes_on_has_all_its_requests_beside_those_that_are_done():
+    groups = tuple(GroupSpec(name, prompt_tokens=1, n=2, max_tokens=900) for name in "ab")
+    shown = run_of(
+        read(
+            (0.0, started("x")),
+            (0.0, GroupsSubmitted(groups), sent("a/0", "x"), sent("a/1", "x")),
+            (1.0, over("a/0", "x"), Complete("a/0", "stop")),
+            (2.0, over("a/1", "x"), Complete("a/1", "stop"), sent("b/0", "x")),
+            (3.0, over("b/0", "x"), Complete("b/0", "stop")),
+        ),
+        "x",
+    )
+    assert not shown.whole
+    assert (shown.figures["requests"], shown.all_requests) == (3, 4)
+    assert (shown.figures["groups"], shown.all_groups) == (1, 2)
+
+
+def test_runs_side_by_side_have_fewer_chunks_and_requests_one_by_one(reader, monkeypatch):
+    shown = run_of(reader, "x")
+
+    def on_a_page(runs):
+        text = re.search(r'id="data">(.*?)</script>', page_of("x", [shown] * runs)).group(1)
+        return json.loads(text)["runs"][-1]
+
+    monkeypatch.setattr(page, "MOST_CHUNKS", 120)
+    monkeypatch.setattr(page, "LEAST_CHUNKS", 10)
+    monkeypatch.setattr(page, "MOST_LIVES", 90)
+    whole = on_a_page(2)
+    assert whole == msgspec.json.decode(msgspec.json.encode(shown))
+    assert set(whole["chunks"]["end"]) == set(range(len(whole["chunk_ends"])))
+    few = on_a_page(3)
+    count, requests = len(few["chunks"]["begin"]), few["chunk_requests"]
+    assert 0 < count <= 40 < len(whole["chunks"]["begin"])
+    assert few["all_chunks"] == whole["all_chunks"]
+    assert requests == whole["chunk_requests"][-len(requests) :]
+    for name in ("begin", "instance", "tokens", "end"):
+        assert few["chunks"][name] == whole["chunks"][name][-count:]
+    named = [requests[each] for each in few["chunks"]["request"]]
+    assert named == [whole["chunk_requests"][each] for each in whole["chunks"]["request"][-count:]]
+    assert few["lives"] == whole["lives"][:30]
+    assert few["findings"] == whole["findings"]
 
 
 def test_the_chart_library_is_the_published_file():

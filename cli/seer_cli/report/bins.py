@@ -46,12 +46,16 @@ class TimeBins:
 
     def integrals(self, edges_s: Floats) -> Floats:
         """Return each figure's integral between every two edges, in seconds, as (count, edges - 1)."""
+        return np.diff(self.until(edges_s), axis=1)
+
+    def until(self, times_s: Floats) -> Floats:
+        """Return each figure's integral up to each time, in seconds, as (count, times)."""
         self._take_rows()
         used = min(int(self._end_s / self.width_s), BINS - 1) + 1
         own = np.minimum(np.arange(used + 1) * self.width_s, self._end_s)
         begun = np.zeros((self._count, 1))
         sums = np.concatenate([begun, np.cumsum(self._sums(), axis=1)[:, :used]], axis=1)
-        return np.diff([np.interp(edges_s, own, each) for each in sums], axis=1)
+        return np.stack([np.interp(times_s, own, each) for each in sums])
 
     def _take_rows(self) -> None:
         """Add the rows that have come."""

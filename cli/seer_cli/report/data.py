@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from seer_cli.life_words import beginning, rows_of_life, sums
-from seer_cli.report.findings import Finding, busy_s, findings_of, longest_request, slowness
+from seer_cli.report.findings import Finding, busy_s, findings_of, longest_request
 from seer_cli.report.finished import DraftCounts
 from seer_cli.report.lacks import CAUSES
 from seer_cli.report.lanes import Change, InstanceLane
+from seer_cli.report.pace import StepPace, pace_in_words, paces_of
 from seer_cli.report.reading import MOST_CHUNKS, GroupStory, ReadRequest, RunReader
 from seer_core.model.chunk_runs import ChunkRun
 from seer_core.model.results import tail_time_s
@@ -26,6 +27,8 @@ MOST_LANES = 64
 MOST_GROUPS = 500
 MOST_LIVES = 200
 MOST_POINTS = 500
+LONG_S = 100.0
+"""Of longer runs the times of chunks have two decimals."""
 
 Column = list[Any]
 
@@ -40,7 +43,9 @@ class LaneData(msgspec.Struct, frozen=True):
     tokens: int
     chunks: int
     slowness: float | None
-    """How many times as long its steps took as the others' under as many requests."""
+    """How many times as long its steps took as the others' with as many requests and as long contexts."""
+    pace: str
+    """A sentence where its steps took long, and why; else empty."""
     seconds: dict[str, float]
     """Where its time went."""
     changes: list[Change]
@@ -100,6 +105,8 @@ class RunData(msgspec.Struct, frozen=True):
     name: str
     whole: bool
     """Whether all of its requests are over."""
+    all_requests: int
+    """The requests of all groups, those that are not over among them."""
     figures: dict[str, Any]
     """Fields of ``Summary``: the run's own where it has one, else as far as a trace has them."""
     total_s: float
@@ -131,8 +138,13 @@ class RunData(msgspec.Struct, frozen=True):
     drafts_by_position: list[float]
     """The share of drafts of at least so many tokens that were accepted that far."""
     chunks: dict[str, Column]
-    """Columns: begin, length, instance, slot, request, tokens, accepted, moved, result."""
+    """Columns: begin, length, instance, slot, request, tokens, accepted, moved, end.
+
+    A request is its place in ``chunk_requests``, and an end its place in ``chunk_ends``.
+    """
     chunk_requests: list[str]
+    chunk_ends: list[str]
+    """How chunks were over, in words."""
     all_chunks: int
     lives: list[LifeData]
 
@@ -148,7 +160,7 @@ def run_of(
     total_s = reader.total_s
     edges_s = np.linspace(0.0, max(total_s, 1e-9), PARTS + 1)
     seconds = {lane.name: lane.seconds(total_s) for lane in reader.lanes.values()}
-    slow = slowness(reader.lanes)
+    paces = paces_of(reader.lanes)
     row, longest = longest_request(reader) if reader.requests else (0, "")
     tail_s = tail_time_s(reader.finishes_s)
     tail_begins_s = max(reader.finishes_s, default=0.0) - tail_s
@@ -158,19 +170,20 @@ def run_of(
     running = round(float(before), 2), round(float(after), 2)
     waiting = reader.waiting.integrals(edges_s)[0] / np.diff(edges_s)
     tokens_per_s = reader.finished.written.integrals(edges_s)[0] / np.diff(edges_s)
-    shown = sorted(reader.lanes.values(), key=lambda lane: -slow.get(lane.name, 0.0))[:MOST_LANES]
+    shown = sorted(reader.lanes.values(), key=lambda lane: -_slowness(paces.get(lane.name)))[:MOST_LANES]
     order = {name: number for number, name in enumerate(reader.lanes)}
     lanes = [
-        _lane(lane, seconds[lane.name], slow.get(lane.name), edges_s)
+        _lane(lane, seconds[lane.name], paces.get(lane.name), edges_s)
         for lane in sorted(shown, key=lambda lane: order[lane.name])
     ]
     kept = _kept(reader)
-    chunks, requests = _chunks(reader, kept, {lane.name: number for number, lane in enumerate(lanes)})
+    chunks, requests, ends = _chunks(reader, kept, {lane.name: number for number, lane in enumerate(lanes)})
     groups = sorted(reader.groups, key=lambda group: -max(group.finishes_s, default=total_s))
     summary = dict(summary or {})
     return RunData(
         name=name,
         whole=not reader.open_requests,
+        all_requests=reader.requests,
         figures=_figures(reader, tail_s) | summary,
         total_s=total_s,
         tail_begins_s=tail_begins_s,
@@ -180,7 +193,7 @@ def run_of(
         busy_s=busy_s(seconds),
         running=running,
         bound_s=bound_s,
-        findings=findings_of(reader, seconds, slow, tail_begins_s),
+        findings=findings_of(reader, seconds, paces, tail_begins_s),
         edges_s=_rounded(edges_s, 4),
         lanes=lanes,
         all_lanes=len(reader.lanes),
@@ -196,6 +209,7 @@ def run_of(
         drafts_by_position=list(summary.get("acceptance_at", [])),
         chunks=chunks,
         chunk_requests=requests,
+        chunk_ends=ends,
         all_chunks=reader.finished.chunks,
         lives=[_life(reader, request) for request in reversed(kept[-MOST_LIVES:])],
     )
@@ -222,8 +236,12 @@ def _figures(reader: RunReader, tail_s: float) -> dict[str, Any]:
     }
 
 
+def _slowness(pace: StepPace | None) -> float:
+    return 0.0 if pace is None else pace.slowness or 0.0
+
+
 def _lane(
-    lane: InstanceLane, seconds: dict[str, float], slow: float | None, edges_s: npt.NDArray[np.float64]
+    lane: InstanceLane, seconds: dict[str, float], pace: StepPace | None, edges_s: npt.NDArray[np.float64]
 ) -> LaneData:
     means = lane.over_time(edges_s)
     info = lane.info
@@ -235,7 +253,8 @@ def _lane(
         max_running=0 if info is None else info.max_running,
         tokens=lane.tokens,
         chunks=lane.chunks,
-        slowness=None if slow is None else round(slow, 3),
+        slowness=None if pace is None or pace.slowness is None else round(pace.slowness, 3),
+        pace="" if pace is None else pace_in_words(lane.name, pace),
         seconds={name: round(each, 4) for name, each in seconds.items()},
         changes=lane.changes,
         running=_rounded(means["running"], 2),
@@ -260,9 +279,11 @@ def _kept(reader: RunReader) -> list[ReadRequest]:
 
 def _chunks(
     reader: RunReader, kept: list[ReadRequest], lanes: Mapping[str, int]
-) -> tuple[dict[str, Column], list[str]]:
+) -> tuple[dict[str, Column], list[str], list[str]]:
     rows = []
     requests = []
+    ends: dict[str, int] = {}
+    digits = 4 if reader.total_s < LONG_S else 2
     for request in kept:
         requests.append(request.request_id)
         for span in request.spans:
@@ -271,20 +292,20 @@ def _chunks(
                 result = chunk.result
                 rows.append(
                     (
-                        round(chunk.begin_s - (reader.start_s or 0.0), 4),
-                        round(chunk.end_s - chunk.begin_s, 4),
+                        round(chunk.begin_s - (reader.start_s or 0.0), digits),
+                        round(chunk.end_s - chunk.begin_s, digits),
                         lanes[chunk.instance_id],
                         span[1],
                         len(requests) - 1,
                         0 if result is None else result.tokens,
                         0 if result is None else result.accepted,
                         int(chunk.migrated),
-                        chunk.end,
+                        ends.setdefault(chunk.end, len(ends)),
                     )
                 )
     names = ("begin", "length", "instance", "slot", "request", "tokens", "accepted", "moved", "end")
     columns = zip(*rows, strict=True) if rows else [()] * len(names)
-    return {name: list(column) for name, column in zip(names, columns, strict=True)}, requests
+    return {name: list(column) for name, column in zip(names, columns, strict=True)}, requests, list(ends)
 
 
 def _finishes(reader: RunReader) -> list[tuple[float, int]]:

@@ -9,16 +9,15 @@ import msgspec
 import numpy as np
 
 from seer_cli.life_words import counted, lacks
-from seer_cli.report.lanes import SECONDS, InstanceLane
+from seer_cli.report.lanes import SECONDS
+from seer_cli.report.pace import SLOW, StepPace
 from seer_cli.report.reading import RunReader
 from seer_core.errors import printable
 
-__all__ = ["Finding", "busy_s", "findings_of", "longest_request", "slowness"]
+__all__ = ["Finding", "busy_s", "findings_of", "longest_request"]
 
 LEAST_SHARE = 0.005
 """A smaller share of the time is no finding."""
-SLOW = 1.2
-"""An instance whose steps take so many times as long as the others' is called slow."""
 MISLED = 3.0
 """A response with so many times the tokens of its group's first one was not foretold by it."""
 
@@ -51,33 +50,10 @@ def longest_request(reader: RunReader) -> tuple[int, str]:
     return row, f"{group.spec.id}/{row - group.first_row}"
 
 
-def slowness(lanes: Mapping[str, InstanceLane]) -> dict[str, float]:
-    """Return how many times as long each instance's steps took as the others' under as many requests.
-
-    A step's time is that of a chunk over its steps, so it has the chunk's way and its prefill in it.
-    """
-    sums: dict[int, tuple[float, float]] = {}
-    for lane in lanes.values():
-        for load, (seconds, steps) in lane.speeds.items():
-            all_s, all_steps = sums.get(load, (0.0, 0.0))
-            sums[load] = all_s + seconds, all_steps + steps
-    found = {}
-    for name, lane in lanes.items():
-        own = expected = 0.0
-        for load, (seconds, steps) in lane.speeds.items():
-            their_s, their_steps = sums[load][0] - seconds, sums[load][1] - steps
-            if their_steps and steps:
-                own += seconds
-                expected += steps * their_s / their_steps
-        if expected:
-            found[name] = own / expected
-    return found
-
-
 def findings_of(
     reader: RunReader,
     seconds: Mapping[str, Mapping[str, float]],
-    slow: Mapping[str, float],
+    paces: Mapping[str, StepPace],
     tail_begins_s: float,
 ) -> list[Finding]:
     """Return what cost time, the most costly first; ``seconds`` are each instance's, by kind."""
@@ -86,10 +62,10 @@ def findings_of(
         return []
     everything_s = total_s * len(reader.lanes)
     found = [
-        *_slow(seconds, slow, everything_s),
+        *_slow(reader, seconds, paces, everything_s),
         *_lost(reader, seconds, everything_s),
         *_late(reader, total_s, tail_begins_s),
-        *_longest(reader, seconds, total_s),
+        *_longest(reader, seconds, paces, total_s),
         *_idle(reader, total_s, tail_begins_s),
         *_overheads(reader, seconds, everything_s),
     ]
@@ -97,17 +73,23 @@ def findings_of(
 
 
 def _slow(
-    seconds: Mapping[str, Mapping[str, float]], slow: Mapping[str, float], everything_s: float
+    reader: RunReader,
+    seconds: Mapping[str, Mapping[str, float]],
+    paces: Mapping[str, StepPace],
+    everything_s: float,
 ) -> Iterator[Finding]:
-    for name, times in slow.items():
-        if times < SLOW:
+    for name, pace in paces.items():
+        times = pace.slowness
+        if times is None or times < SLOW:
             continue
         working_s = sum(seconds[name][kind] for kind in ("decode", "prefill", "drafts"))
         lost_s = working_s * (1 - 1 / times)
+        lane = reader.lanes[name]
+        advice = " See what else runs on its machine." if lane.is_real else ""
         yield Finding(
             f"Instance {printable(name)} was slow",
-            f"Its steps took {times:.2f} times as long as those of the others with as many requests. At their"
-            f" speed it would have spent {lost_s:,.1f} s less in steps. See what else runs there.",
+            f"With as many requests and as long contexts its steps took {times:.2f} times as long as those of"
+            f" the others. At their speed it would have spent {lost_s:,.1f} s less in steps.{advice}",
             lost_s / everything_s,
             instance=name,
         )
@@ -159,19 +141,45 @@ def _late(reader: RunReader, total_s: float, tail_begins_s: float) -> Iterator[F
 
 
 def _longest(
-    reader: RunReader, seconds: Mapping[str, Mapping[str, float]], total_s: float
+    reader: RunReader,
+    seconds: Mapping[str, Mapping[str, float]],
+    paces: Mapping[str, StepPace],
+    total_s: float,
 ) -> Iterator[Finding]:
     """Yield the response whose chunks ran longest, where that is longer than instances had work for."""
     row, request_id = longest_request(reader)
     longest_s, worked_s = reader.rans_s[row], busy_s(seconds)
     if longest_s <= worked_s:
         return
-    tokens = next((each.tokens for each in reader.kept if each.row == row), 0)
+    request = next((each for each in reader.kept if each.row == row), None)
+    tokens = 0 if request is None else request.tokens
+    slow_s: dict[str, float] = {}
+    saved_s = 0.0
+    for chunk in [] if request is None else reader.life(request).chunks:
+        pace = paces.get(chunk.instance_id)
+        if pace is not None and (pace.slowness or 0.0) >= SLOW:
+            ran_s = chunk.end_s - chunk.begin_s
+            slow_s[chunk.instance_id] = slow_s.get(chunk.instance_id, 0.0) + ran_s
+            saved_s += ran_s * (1 - 1 / (pace.slowness or 1.0))
+    text = (
+        f"Its {tokens:,} tokens took {longest_s:,.1f} s, and instances had work for {worked_s:,.1f} s on"
+        " average."
+    )
+    if slow_s:
+        where = " and ".join(printable(name) for name in slow_s)
+        text += (
+            f" Of the {longest_s:,.1f} s, {sum(slow_s.values()):,.1f} s were on {where}, whose steps took"
+            f" longer: at the speed of"
+            f" the others it would have run for {longest_s - saved_s:,.1f} s."
+        )
+    else:
+        text += (
+            " No order would have ended the run before it did: only faster steps for it, with fewer requests"
+            " beside it or with drafts."
+        )
     yield Finding(
         f"Response {printable(request_id)} was the longest",
-        f"Its {tokens:,} tokens took {longest_s:,.1f} s, and instances had work for {worked_s:,.1f} s on"
-        " average. No order would have ended the run before it did: only faster steps for it, with fewer"
-        " requests beside it or with drafts.",
+        text,
         (longest_s - worked_s) / total_s,
         request=request_id,
     )

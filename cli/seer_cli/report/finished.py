@@ -16,10 +16,12 @@ from seer_core.model.events import ChunkFinished
 __all__ = ["DraftCounts", "FinishedChunks"]
 
 FIGURES = (
-    *("lane", "beside", "begin_s", "end_s", "age", "siblings", "moved"),
+    *("lane", "begin_s", "end_s", "age", "siblings", "moved"),
     *("tokens", "steps", "drafted", "accepted", "cached", "pool", "prefilled"),
 )
 CHUNKS_AT_ONCE = 4096
+LANES_AT_ONCE = 64
+"""For so many instances more, so many chunks more wait until they are added up."""
 
 Columns = dict[str, npt.NDArray[np.float64]]
 
@@ -53,16 +55,17 @@ class FinishedChunks:
     """Tokens per second, as if a chunk brought them evenly."""
     _lanes: list[InstanceLane] = attrs.Factory(list)
     _rows: array[float] = attrs.Factory(lambda: array("d"))
+    _full: int = CHUNKS_AT_ONCE * len(FIGURES)
 
     def add_lane(self, lane: InstanceLane) -> int:
         """Return the number of one more instance, for ``add``."""
         self._lanes.append(lane)
+        self._full = CHUNKS_AT_ONCE * len(FIGURES) * (1 + len(self._lanes) // LANES_AT_ONCE)
         return len(self._lanes) - 1
 
     def add(
         self,
         lane: int,
-        beside: int,
         chunk: ChunkRun,
         result: ChunkFinished,
         start_s: float,
@@ -70,23 +73,23 @@ class FinishedChunks:
         siblings: int,
         moved: bool,
     ) -> None:
-        """Add a chunk that ``beside`` chunks ran with on its instance, itself included.
+        """Add a chunk that is over now.
 
         Its response had ``age`` tokens when it was sent, and ``siblings`` of its group had finished; the run
         began at ``start_s``.
         """
         self._rows.extend(
             (
-                *(lane, beside, chunk.begin_s - start_s, chunk.end_s - start_s, age, siblings, moved),
+                *(lane, chunk.begin_s - start_s, chunk.end_s - start_s, age, siblings, moved),
                 *(result.tokens, result.steps, result.drafted, result.accepted),
                 *(result.cached_tokens, result.pool_tokens, result.prefilled_tokens),
             )
         )
-        if len(self._rows) >= CHUNKS_AT_ONCE * len(FIGURES):
-            self.catch_up()
+        if len(self._rows) >= self._full:
+            self.catch_up(chunk.end_s - start_s)
 
-    def catch_up(self) -> None:
-        """Add up the chunks that have come."""
+    def catch_up(self, now: float) -> None:
+        """Add up the chunks that have come until now."""
         if not self._rows:
             return
         table = np.array(self._rows).reshape(-1, len(FIGURES))
@@ -105,7 +108,7 @@ class FinishedChunks:
         some = took_s > 0
         rates = rows["tokens"][some] / took_s[some]
         self.written.add_all(rows["begin_s"][some], rows["end_s"][some], rates[np.newaxis])
-        self._add_to_lanes(rows, took_s)
+        self._add_to_lanes(rows, now)
 
     def _count(self, counts: dict[int, DraftCounts], keys: npt.NDArray[np.float64], rows: Columns) -> None:
         """Add the steps and drafts of chunks to those of their kind."""
@@ -119,24 +122,21 @@ class FinishedChunks:
             found.drafted += int(drafted)
             found.accepted += int(accepted)
 
-    def _add_to_lanes(self, rows: Columns, took_s: npt.NDArray[np.float64]) -> None:
+    def _add_to_lanes(self, rows: Columns, now: float) -> None:
         numbers, lane_of = np.unique(rows["lane"], return_inverse=True)
         names = ("tokens", "prefilled", "pool")
         sums = [np.bincount(lane_of), *(np.bincount(lane_of, rows[name]) for name in names)]
-        for number, (chunks, tokens, prefilled, pool) in zip(
-            numbers.tolist(), np.array(sums).T.tolist(), strict=True
-        ):
-            self._lanes[int(number)].finish(int(chunks), int(tokens), prefilled, pool)
         steps = np.where(rows["steps"] > 0, rows["steps"], rows["tokens"])
-        loads = np.log2(rows["beside"]).astype(np.int64)
-        pairs, pair_of = np.unique(rows["lane"] * 64 + loads, return_inverse=True)
-        for pair, seconds, counted in zip(
-            pairs.astype(np.int64).tolist(),
-            np.bincount(pair_of, took_s).tolist(),
-            np.bincount(pair_of, steps).tolist(),
-            strict=True,
+        chunk_rows = np.stack([rows["begin_s"], rows["end_s"], steps])
+        order = np.argsort(lane_of, kind="stable")
+        parts = np.split(order, np.cumsum(sums[0])[:-1])
+        for number, (chunks, tokens, prefilled, pool), part in zip(
+            numbers.tolist(), np.array(sums).T.tolist(), parts, strict=True
         ):
-            self._lanes[pair // 64].add_speed(pair % 64, seconds, counted)
+            lane = self._lanes[int(number)]
+            lane.finish(int(chunks), int(tokens), prefilled, pool)
+            lane.catch_up(now)
+            lane.add_steps(chunk_rows[:, part])
 
 
 def _power_of_two(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -56,12 +56,21 @@ class InstanceLane:
     drafting_s: float = 0.0
     prefilled_tokens: float = 0.0
     fetched_tokens: float = 0.0
-    speeds: dict[int, tuple[float, float]] = attrs.Factory(dict)
-    """Seconds and steps of its chunks, by the power of two of the chunks that ran beside."""
+    steps: dict[tuple[int, int], npt.NDArray[np.float64]] = attrs.Factory(dict)
+    """Sums over its chunks' steps, by the powers of two of the requests and of the tokens of KV in a step.
+
+    The sums are of steps, seconds without waits in its queue, requests, tokens of KV, and seconds with these
+    waits.
+    """
     _report: InstanceReported | None = None
     _reported_s: float = 0.0
     _states: array[float] = attrs.Factory(lambda: array("d", [0.0] * 6))
     """Rows of a time and of what has held since then: figures but ``busy``, which follows from others."""
+
+    @property
+    def is_real(self) -> bool:
+        """Whether it runs a model on a machine, whose files it names; a simulated one has none."""
+        return self.info is not None and bool(self.info.model or self.info.fingerprint)
 
     def change(self, now: float, up: bool, what: str) -> None:
         """Note that it came up or went down."""
@@ -114,10 +123,27 @@ class InstanceLane:
         self.prefilled_tokens += prefilled_tokens
         self.fetched_tokens += fetched_tokens
 
-    def add_speed(self, load: int, seconds: float, steps: float) -> None:
-        """Add the seconds and steps of chunks beside which so many ran, as a power of two."""
-        all_s, before = self.speeds.get(load, (0.0, 0.0))
-        self.speeds[load] = all_s + seconds, before + steps
+    def add_steps(self, chunks: npt.NDArray[np.float64]) -> None:
+        """Add the steps of chunks: rows of begin, end and steps."""
+        begins_s, ends_s, steps = chunks
+        some = (ends_s > begins_s) & (steps > 0)
+        took_s, steps = (ends_s - begins_s)[some], steps[some]
+        if not len(steps):
+            return
+        whole = self.bins.until(ends_s[some]) - self.bins.until(begins_s[some])
+        means = dict(zip(FIGURES, whole / took_s, strict=True))
+        there = np.maximum(means["running"], 1.0)
+        decoding = np.clip(there - means["queued"], 0.5, there)
+        capacity = 0 if self.info is None else self.info.kv_capacity_tokens
+        context = np.where(means["kv_used"] > 0, means["kv_used"] * capacity, means["reserved"])
+        kinds = np.stack([np.floor(np.log2(np.maximum(each, 1.0))) for each in (decoding, context)], axis=1)
+        sums = np.stack([steps, took_s * decoding / there, steps * decoding, steps * context, took_s], axis=1)
+        found, kind_of = np.unique(kinds.astype(np.int64), axis=0, return_inverse=True)
+        added = np.zeros((len(found), sums.shape[1]))
+        np.add.at(added, kind_of.reshape(-1), sums)
+        for (requests, tokens), values in zip(found.tolist(), added, strict=True):
+            before = self.steps.get((requests, tokens))
+            self.steps[requests, tokens] = values if before is None else before + values
 
     def _mark(self, now: float) -> None:
         """Note what holds from now on."""

@@ -20,7 +20,8 @@
     ["pool_tokens", "tokens from the KV pool", 0], ["acceptance_length", "tokens per request and step", 2],
     ["instances_lost", "instances lost", 0],
   ];
-  const COLOURS = ["#3b6fd4", "#d97a1e", "#2f8f5b", "#8d5bc1", "#b8860b", "#7b8794", "#c0392b", "#1c98a8"];
+  // Distinct also to colour-blind readers, on light and on dark ground; red is kept for what is marked.
+  const COLOURS = ["#2f6fd6", "#e08a00", "#14946b", "#c06bb0", "#4aa8dc", "#8a6239", "#6f7b8a", "#a3a31c"];
   const charts = [];
   const main = document.getElementById("main");
   let run = RUNS[0];
@@ -84,7 +85,9 @@
   }
 
   const tooltip = (formatter) => ({renderMode: "richText", confine: true, valueFormatter: (value) => number(value, 1), ...(formatter ? {formatter} : {})});
-  const time = () => ({type: "value", name: "s", min: 0, max: Number(run.total_s.toPrecision(6)), axisLabel: {showMaxLabel: false, hideOverlap: true}});
+  /** An axis of seconds with round ticks, also where it begins or ends between them. */
+  const time = (from = 0, to = Number(run.total_s.toPrecision(6))) => ({type: "value", name: "s", min: from, max: to,
+    axisLabel: {showMinLabel: from === 0, showMaxLabel: false, hideOverlap: true}, axisTick: {showMinLabel: false, showMaxLabel: false}});
   const middles = () => run.edges_s.slice(1).map((edge, i) => (edge + run.edges_s[i]) / 2);
   const mean = (values) => values.reduce((sum, each) => sum + each, 0) / Math.max(1, values.length);
 
@@ -94,12 +97,16 @@
 
   function inShort() {
     const figures = element("dl", {class: "facts"});
+    const wholes = run.whole ? {} : {requests: run.all_requests, groups: run.all_groups};
     for (const [key, title, digits] of FIGURES.slice(0, 6)) {
-      figures.append(element("div", {}, element("dt", {}, title), element("dd", {"data-figure": key}, number(run.figures[key], digits))));
+      const of = wholes[key] === undefined ? "" : ` of ${number(wholes[key])}`;
+      figures.append(element("div", {}, element("dt", {}, of ? `${title} done` : title),
+        element("dd", {"data-figure": key}, number(run.figures[key], digits) + of)));
     }
-    const sentences = [element("p", {},
-      `${number(run.figures.requests)} responses of ${number(run.all_groups)} groups on ${run.all_lanes} instances`
-      + (run.whole ? "" : ", not all of which were over when the trace ended")
+    const done = run.whole ? `${number(run.figures.requests)} responses of ${number(run.all_groups)} groups on ${run.all_lanes} instances`
+      : `${number(run.figures.requests)} of ${number(run.all_requests)} responses and ${number(run.figures.groups)} of ${number(run.all_groups)} groups`
+        + ` were done on ${run.all_lanes} instances when the trace ended`;
+    const sentences = [element("p", {}, done
       + `. The last tenth took ${number(run.tail_s, 1)} s of ${number(run.total_s, 1)} s`
       + ` (${percent(run.tail_s / Math.max(run.total_s, 1e-9))}).`)];
     sentences.push(element("p", {},
@@ -142,7 +149,9 @@
     const rows = FIGURES.filter(([key]) => RUNS.some((each) => each.figures[key] !== undefined)).map(
       ([key, title, digits]) => [title, ...RUNS.map((each) => {
         const value = each.figures[key], base = first.figures[key];
-        return number(value, digits) + (each !== first && base && value !== undefined ? ` (${number(value / base, 2)}x)` : "");
+        const zero = number(0, digits), shown = number(value, digits);
+        const compared = each !== first && base && value !== undefined && number(base, digits) !== zero;
+        return shown + (compared ? ` (${number(value / base, 2)}x)` : "");
       })]);
     rows.push(["longest response's own chunks, s", ...RUNS.map((each) => number(each.longest_ran_s, 1))]);
     rows.push(["chunks at a time, before the tail", ...RUNS.map((each) => number(each.running[0], 1))]);
@@ -184,7 +193,7 @@
     const choice = element("select", {id: "lane-figure"}, ...Object.entries(figures).map(([key, [title]]) => element("option", {value: key}, title)));
     const names = run.lanes.map((lane) => lane.name);
     const height = 110 + rowHeight() * names.length;
-    const slowest = run.lanes.reduce((worst, lane) => (lane.slowness || 0) > (worst.slowness || 0) ? lane : worst, run.lanes[0]);
+    const slow = run.lanes.filter((lane) => lane.pace).sort((a, b) => (b.slowness || 0) - (a.slowness || 0)).slice(0, 3);
     const place = chart(`Instances as lanes over time, coloured by load. ${names.length} instances over ${number(run.total_s, 1)} s.`, () => {
       const [title, read, digits] = figures[choice.value];
       const cells = run.lanes.flatMap((lane, y) => read(lane).map((value, x) => [x, y, Number(value.toFixed(2))]));
@@ -192,7 +201,7 @@
       return {
         tooltip: tooltip(({value}) => `${names[value[1]]}, ${number(run.edges_s[value[0]], 1)} s\n${title}: ${number(value[2], digits)}`),
         grid: {left: 130, right: 30, top: 10, bottom: 90},
-        xAxis: {type: "category", data: middles().map((each) => number(each, 1)), name: "s", splitArea: {show: false}},
+        xAxis: [{type: "category", data: middles(), show: false}, {...time(), position: "bottom"}],
         yAxis: {type: "category", data: names, inverse: true, axisLabel: {width: 110, overflow: "truncate"}},
         visualMap: {min: 0, max: most, orient: "horizontal", left: "center", bottom: 0, calculable: false, precision: digits,
           text: [`${title}, at most ${number(most, digits)}`, "0"], inRange: {color: dark() ? ["#1b2838", "#3d7cc9", "#e3efff"] : ["#eef3f9", "#5b93d3", "#0b2f6b"]}},
@@ -206,12 +215,11 @@
     const made = section("instances", "Instances over time",
       run.all_lanes > names.length ? element("p", {}, `The ${names.length} slowest of ${run.all_lanes} instances.`) : "",
       element("label", {}, "Colour shows ", choice), place,
-      numbers("instances", ["instance", "node", "chunks", "tokens", "slots", "KV, tokens", "step time over the others'", "mean running", "mean KV reserved", "idle", "down, s"],
+      numbers("instances", ["instance", "node", "chunks", "tokens", "slots", "KV, tokens", "step time over the others' at equal load", "mean running", "mean KV reserved", "idle", "down, s"],
         run.lanes.map((lane) => [lane.name, lane.node, number(lane.chunks), number(lane.tokens), number(lane.max_running), number(lane.kv_capacity_tokens),
           lane.slowness === null ? "" : `${number(lane.slowness, 2)}x`, number(mean(lane.running), 1), percent(mean(lane.reserved)),
           percent(mean(lane.idle)), number(lane.seconds.down, 1)]), 2));
-    if (slowest && slowest.slowness > 1.05) made.append(element("p", {},
-      `With as many requests beside them, steps took ${number(slowest.slowness, 2)} times as long on ${slowest.name} as on the others.`));
+    for (const lane of slow) made.append(element("p", {}, lane.pace));
     if (changes.length) made.append(element("h3", {}, "What happened to instances and to the run"),
       table("what happened to instances and to the run", ["instance", "what", "at, s"], changes.slice(0, 200).map(([name, what, at]) => [name, what, number(at, 1)]), 2));
     bars();
@@ -235,7 +243,7 @@
       return {
         tooltip: tooltip(({value}) => value[4] === undefined ? "" : describeChunk(value[4])),
         grid: {left: 130, right: 30, top: 10, bottom: 40},
-        xAxis: {type: "value", name: "s", min: from, max: to, axisLabel: {showMaxLabel: false, hideOverlap: true, formatter: (value) => number(value, (to - from) < 20 ? 2 : 0)}},
+        xAxis: time(from, to),
         yAxis: {type: "value", min: 0, max: run.lanes.length, inverse: true, interval: 1, splitLine: {show: true},
           axisLabel: {formatter: (value) => value < run.lanes.length ? run.lanes[value].name : "", verticalAlign: "top", padding: [6, 0, 0, 0], width: 110, overflow: "truncate"}},
         series: [
@@ -279,7 +287,7 @@
         button("later", {move: 0.5}), button("show all", {reset: true}), shown), place,
       numbers("chunks", ["request", "instance", "result", "from, s", "to, s", "tokens", "drafts accepted"],
         Array.from({length: Math.min(count, 500)}, (_, k) => count - 1 - k).map((i) => [run.chunk_requests[columns.request[i]],
-          run.lanes[columns.instance[i]].name, columns.end[i], number(columns.begin[i], 2), number(columns.begin[i] + columns.length[i], 2),
+          run.lanes[columns.instance[i]].name, run.chunk_ends[columns.end[i]], number(columns.begin[i], 2), number(columns.begin[i] + columns.length[i], 2),
           number(columns.tokens[i]), number(columns.accepted[i])]), 3));
   }
 
@@ -294,7 +302,7 @@
     const columns = run.chunks;
     return `${run.chunk_requests[columns.request[i]]} on ${run.lanes[columns.instance[i]].name}\n`
       + `${number(columns.begin[i], 2)} to ${number(columns.begin[i] + columns.length[i], 2)} s, ${number(columns.tokens[i])} tokens`
-      + `${columns.accepted[i] ? `, ${number(columns.accepted[i])} by drafts` : ""}${columns.moved[i] ? ", moved there" : ""}\n${columns.end[i]}`;
+      + `${columns.accepted[i] ? `, ${number(columns.accepted[i])} by drafts` : ""}${columns.moved[i] ? ", moved there" : ""}\n${run.chunk_ends[columns.end[i]]}`;
   }
 
   function seconds() {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
@@ -18,6 +19,13 @@ from seer_cli.report.data import RunData
 
 __all__ = ["live_page", "page_of", "policy_of", "write_page"]
 
+ALONE = 2
+"""Of so many runs, side by side, each has all that the page of one run has."""
+MOST_CHUNKS, LEAST_CHUNKS = 18_000, 1_000
+"""Chunks of all runs on a page of more, and of each run at least."""
+MOST_LIVES, LEAST_LIVES = 200, 30
+"""Requests that are listed one by one, likewise."""
+
 
 def page_of(title: str, runs: Sequence[RunData]) -> str:
     """Return the page of one run, or of several side by side, as HTML.
@@ -25,7 +33,23 @@ def page_of(title: str, runs: Sequence[RunData]) -> str:
     Its content security policy lets the two scripts in it run, which are named by their hashes, and nothing
     else: no other script, and no request to any address.
     """
-    return _page(title, {"runs": list(runs)}, policy_of())
+    return _page(title, {"runs": [_shortened(run, len(runs)) for run in runs]}, policy_of())
+
+
+def _shortened(run: RunData, runs: int) -> RunData:
+    """Return what the page of several runs has of each: fewer chunks, and fewer requests one by one."""
+    if runs <= ALONE:
+        return run
+    chunks, requests = run.chunks, run.chunk_requests
+    of_requests = chunks["request"]
+    if len(of_requests) > (most := max(LEAST_CHUNKS, MOST_CHUNKS // runs)):
+        first = of_requests[-most - 1] + 1  # whole requests, and those that finished last
+        begin = bisect_left(of_requests, first)
+        chunks = {name: column[begin:] for name, column in chunks.items()}
+        chunks["request"] = [each - first for each in chunks["request"]]
+        requests = requests[first:]
+    lives = run.lives[: max(LEAST_LIVES, MOST_LIVES // runs)]
+    return msgspec.structs.replace(run, chunks=chunks, chunk_requests=requests, lives=lives)
 
 
 def live_page(title: str, *, controls: bool) -> str:

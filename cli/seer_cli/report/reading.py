@@ -335,12 +335,8 @@ class RunReader(Observer):
         if result is None:
             lane.lose(chunk)
             return
-        place = self._follower.places.get(chunk.instance_id)
-        beside = 1 if place is None else 1 + len(place.sent)
         age, moved = request.tokens, request.instance_id not in ("", chunk.instance_id)
-        self.finished.add(
-            lane.number, beside, chunk, result, self.start_s or 0.0, age, request.siblings, moved
-        )
+        self.finished.add(lane.number, chunk, result, self.start_s or 0.0, age, request.siblings, moved)
         request.instance_id = chunk.instance_id
         request.tokens = age + result.tokens
 
@@ -407,7 +403,7 @@ class RunReader(Observer):
 
     def catch_up(self) -> None:
         """Count the time up to now, and the chunks that have finished."""
-        self.finished.catch_up()
+        self.finished.catch_up(self.now)
         for lane in self.lanes.values():
             lane.catch_up(self.now)
         self._advance()
