@@ -40,7 +40,7 @@ SHOWN = 200
 """Characters of a template's own error that a message quotes."""
 
 
-class Call(NamedTuple):
+class CallMade(NamedTuple):
     """A call that a turn may have had."""
 
     id: Any
@@ -111,7 +111,7 @@ class _Reply:
         self._require_contents(found, turns[0], turns[0]["content"], self._messages)
         return found
 
-    def _behind_calls(self, calls: Sequence[Call], messages: Sequence[Message]) -> str:
+    def _behind_calls(self, calls: Sequence[CallMade], messages: Sequence[Message]) -> str:
         """Return what follows a turn that calls functions, of which some may have no name yet."""
         found, other = (self._tail(*self._turn(calls, each), messages) for each in ("a", "bb"))
         if found != other and all(each.name for each in calls):
@@ -128,7 +128,7 @@ class _Reply:
         self._require_contents(found, turn, mark, messages)
         return found.removeprefix(end)
 
-    def _turn(self, calls: Sequence[Call], variant: str) -> tuple[dict[str, Any], str]:
+    def _turn(self, calls: Sequence[CallMade], variant: str) -> tuple[dict[str, Any], str]:
         """Return a turn with these calls, and the mark in the last one's arguments."""
         made = []
         for number, each in enumerate(calls):
@@ -170,10 +170,12 @@ class _Reply:
         """Whether messages of tools say in no way what they answer."""
         return not any(each.get("name") or each.get("tool_call_id") for each in self._answers)
 
-    def _turns_with_calls(self, called: Sequence[str]) -> Iterator[tuple[Sequence[Call], Sequence[Message]]]:
+    def _turns_with_calls(
+        self, called: Sequence[str]
+    ) -> Iterator[tuple[Sequence[CallMade], Sequence[Message]]]:
         """Yield calls that the turn may have had, those that are most like a whole chat's first."""
         if not self._answers:
-            yield [Call(self._mark("id"), called[-1])], self._messages
+            yield [CallMade(self._mark("id"), called[-1])], self._messages
             return
         functions = [each.get("function", each) for each in self._tools if isinstance(each, Mapping)]
         declared = [each["name"] for each in functions if isinstance(each, Mapping) and "name" in each]
@@ -183,14 +185,14 @@ class _Reply:
         elif len({*called} or declared) == 1:
             names = [*called, *declared][:1] * len(names)
         calls = [
-            Call(each.get("tool_call_id"), each["name"] if isinstance(each.get("name"), str) else name)
+            CallMade(each.get("tool_call_id"), each["name"] if isinstance(each.get("name"), str) else name)
             for each, name in zip(self._answers, names, strict=True)
         ]
         # Some templates write one call at most, and then take all answers for this one's.
         yield calls, self._messages
         yield calls[:1], self._messages
         if all(each.id is None for each in calls):
-            others = [Call(self._mark(f"id {number}"), each.name) for number, each in enumerate(calls)]
+            others = [CallMade(self._mark(f"id {number}"), each.name) for number, each in enumerate(calls)]
             yield others, self._messages
             yield others[:1], self._messages
             if self._nameless:
