@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIEnvironment
+from seer_core.viewer_port import ViewerHandler, ViewerPort
 
+if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 __all__ = ["serve_figures"]
@@ -15,16 +14,15 @@ __all__ = ["serve_figures"]
 
 def serve_figures(host: str, registry: CollectorRegistry) -> str:
     """Serve a registry at a free port of ``host`` as long as this process lives; return the address."""
-    from prometheus_client import make_wsgi_app, start_http_server  # engines with such figures bring it
+    from prometheus_client.exposition import choose_encoder  # engines with such figures bring it
 
-    server, _ = start_http_server(0, host, registry)
-    figures = make_wsgi_app(registry)
+    write, content_type = choose_encoder("text/plain")
 
-    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        # In OpenMetrics' format prometheus_client 0.26 replaces the colons of names.
-        text: Iterable[bytes] = figures({**environ, "HTTP_ACCEPT": "text/plain"}, start_response)
-        return text
+    class EngineFiguresHandler(ViewerHandler):
+        def do_GET(self) -> None:
+            # In OpenMetrics' format prometheus_client 0.26 replaces the colons of names.
+            self.reply(200, write(registry), {"Content-Type": content_type})
 
-    server.set_app(answer)
+    port = ViewerPort(host, 0, EngineFiguresHandler, "seer-figures").start().port
     named = f"[{host}]" if ":" in host else host
-    return f"http://{named}:{server.server_port}/metrics"
+    return f"http://{named}:{port}/metrics"
