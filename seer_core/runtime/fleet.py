@@ -24,6 +24,7 @@ from seer_core.model.events import (
     InstanceWaiting,
 )
 from seer_core.plugins.config import SeerTable
+from seer_core.ports.clock import RealClock
 from seer_core.ports.contracts import implemented
 from seer_core.ports.drafting import Drafter, ResponseMemory
 from seer_core.ports.engine import ChunkReceiver, EngineFleet, InstanceClient, PlaceSeeker
@@ -141,6 +142,9 @@ class Fleet:
         engines = self.engines.values()
         self.shares_sibling_tokens = False
         self._set_drafter(engines)
+        begun_s = self.clock.now()
+        if isinstance(self.clock, RealClock):
+            log.info("starting_instances", instances=len(engines))
         starts = await asyncio.gather(*map(self._start, engines), return_exceptions=True)
         waiting: list[tuple[InstanceClient, NoPlaceError]] = []
         for engine, answer in zip(engines, starts, strict=True):
@@ -155,6 +159,8 @@ class Fleet:
             raise waiting[0][1]
         for engine, error in waiting:
             self._begin_restart(engine, str(error), planned=True)
+        if isinstance(self.clock, RealClock):
+            log.info("instances_started", took_s=round(self.clock.now() - begun_s, 1))
         for name, reason in self._lost_early.items():
             self.lost(name, reason)
 
