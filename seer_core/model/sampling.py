@@ -74,7 +74,7 @@ class StructuredOutputs(Struct, frozen=True, forbid_unknown_fields=True, omit_de
                 f"structured_outputs has {' and '.join(given) or 'nothing'}; give one of json, json_object,"
                 " regex, choice, grammar and structural_tag"
             )
-        if self.choice is not None and not all(self.choice):
+        if self.choice is not None and not (self.choice and all(self.choice)):
             return "structured_outputs has an empty choice; give texts"
         if any(_is_deep(each) for each in (self.json, self.structural_tag) if each is not None):
             return f"structured_outputs has JSON of more than {MOST_NESTING} levels; flatten it"
@@ -90,6 +90,7 @@ def _is_deep(spec: str | dict[str, Any]) -> bool:
     except ValueError:
         return False
     for _ in range(MOST_NESTING):
+        level = [each for each in level if isinstance(each, dict | list)]
         inner = [each.values() if isinstance(each, dict) else each for each in level]
         level = [each for children in inner for each in children if isinstance(each, dict | list)]
         if not level:

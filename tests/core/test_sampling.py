@@ -89,6 +89,10 @@ def test_bad_words_are_tokens_at_the_beginning_of_a_text_and_within_it():
             "structured_outputs has json and regex; give one of json",
         ),
         (
+            {"structured_outputs": StructuredOutputs(choice=())},
+            "structured_outputs has an empty choice",
+        ),
+        (
             {"structured_outputs": StructuredOutputs(choice=("a", ""))},
             "structured_outputs has an empty choice",
         ),

@@ -33,6 +33,58 @@ def test_a_character_that_a_prompt_begins_is_the_response_s(size):
     assert growing.add(rest[:1]) + growing.add(rest[1:]) == "éx"
 
 
+def falling_back(token_ids):
+    """Decode as tokenizers do that fall back to bytes: a run of bytes that is no text is none in any part."""
+    pieces, run = [], []
+    for token in [*token_ids, None]:
+        if token is not None and token < 256:
+            run.append(token)
+            continue
+        try:
+            pieces.append(bytes(run).decode())
+        except UnicodeDecodeError:
+            pieces.append("\N{REPLACEMENT CHARACTER}" * len(run))
+        run = []
+        pieces.append("" if token is None else f" word{token}")
+    return "".join(pieces)
+
+
+HEART, BROKEN = [*"❤".encode()], [0xE2]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "text"),
+    [
+        ([300], [*HEART, *BROKEN, 301], "❤\ufffd word301"),
+        ([300], [*HEART, *BROKEN], "❤\ufffd"),
+        ([300], [10, *BROKEN, 301], "\n\ufffd word301"),
+        ([300], [10, *HEART, 301], "\n❤ word301"),
+        ([300, *HEART], [*BROKEN, 301], "\ufffd word301"),
+        ([300, *HEART[:2]], [*HEART[2:], 301], "❤ word301"),
+        ([300, *HEART, *HEART[:1]], [*HEART[1:], 301], "❤ word301"),
+        ([300, *BROKEN], [301], " word301"),
+        ([300, 10, *BROKEN], [*BROKEN, 301], "\ufffd word301"),
+        ([300] * 30 + BROKEN * 30, [301], " word301"),
+        ([300], BROKEN * 600, "\ufffd" * 600),
+    ],
+)
+def test_a_character_that_was_whole_stays_and_bytes_of_the_prompt_stay_there(prompt, tokens, text):
+    assert text_before_stop(falling_back, Sampling(), prompt, Tokens(tokens), False).text == text
+    for width in (1, 2, 3, 100):
+        growing = GrowingText(falling_back, prompt)
+        pieces = [growing.add(tokens[start : start + width]) for start in range(0, len(tokens), width)]
+        assert "".join(pieces) + growing.rest() == text
+
+
+def test_a_replacement_character_of_the_prompt_is_not_in_the_response():
+    prompt, rest = [*"ab\ufffd".encode()], [*b"cd"]
+    assert text_before_stop(of_bytes, Sampling(), prompt, Tokens(rest), False).text == "cd"
+    assert GrowingText(of_bytes, prompt).add(rest) == "cd"
+    assert (
+        text_before_stop(of_bytes, Sampling(), prompt, Tokens([*"\ufffdc".encode()]), False).text == "\ufffdc"
+    )
+
+
 @pytest.mark.parametrize(
     ("sampling", "expected"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Any
 
@@ -210,7 +210,8 @@ class AsyncClient:
         while True:
             try:
                 with lost(self._calls.url):
-                    response = await self._http.send(self._http.build_request(**call.request), stream=True)
+                    request = self._calls.prepared(call, watch=_closing)
+                    response = await self._http.send(self._http.build_request(**request), stream=True)
                 if response.is_success:
                     return response
                 with lost(self._calls.url):
@@ -222,6 +223,20 @@ class AsyncClient:
             if pause_s is None:
                 raise error
             await asyncio.sleep(pause_s)
+
+
+def _closing(call: Callable[..., None]) -> Callable[..., Awaitable[None]]:
+    """Return a trace for httpx that closes the connection which it refuses."""
+
+    async def closing(event: str, info: Mapping[str, Any]) -> None:
+        try:
+            call(event, info)
+        except ClientError:
+            if (stream := info.get("return_value")) is not None:
+                await stream.aclose()
+            raise
+
+    return closing
 
 
 async def _pieces(tensors: NamedTensors) -> AsyncIterator[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import httpx
 
+from seer_client.listeners import require_one, require_own
 from seer_client.protocol import ClientError, State, answer, pause_s, plain, plain_ids, refusal, without_none
 from seer_client.tokens import token_of
 
@@ -105,7 +106,8 @@ class Calls:
         if not url.startswith(("http://", "https://")):
             raise ClientError(f"the server's address is {url!r}; write one like http://127.0.0.1:8000")
         self.url = url.rstrip("/").removesuffix("/v1")  # which OpenAI's client has to be given
-        self.token = token_of(self.url) if token is None else token
+        self.token = token
+        """The one that was given; without it, that of the server's file is read for each request."""
         self.patience_s = patience_s
         self._has_warned = False
         self._progress_s = progress_s
@@ -116,9 +118,32 @@ class Calls:
         """Arguments of httpx's clients, but for their transports."""
         return {
             "base_url": self.url,
-            "headers": {} if self.token is None else {"Authorization": f"Bearer {self.token}"},
             "timeout": httpx.Timeout(self._silence_s, connect=CONNECT_S, pool=None),
         }
+
+    def prepared(self, call: Call, *, watch: Callable[[Callable[..., None]], object]) -> dict[str, Any]:
+        """Return the arguments of a request, with the token.
+
+        The token of a server's file is sent to a program of the same user alone: httpx calls the ``trace``
+        before and after it connects, which ``watch`` makes of a plain function.
+        """
+        own = self.token is None
+        token = token_of(self.url) if own else self.token
+        if token is None:
+            return call.request
+        headers = {**call.request.get("headers", {}), "Authorization": f"Bearer {token}"}
+        if not own:
+            return {**call.request, "headers": headers}
+        return {**call.request, "headers": headers, "extensions": {"trace": watch(self._watch)}}
+
+    def _watch(self, event: str, info: Mapping[str, Any]) -> None:
+        """Refuse a connection to another user's program."""
+        port = httpx.URL(self.url).port or 0
+        if event == "connection.connect_tcp.started":
+            require_one(port)
+        elif event == "connection.connect_tcp.complete":
+            address, *_ = info["return_value"].get_extra_info("server_addr")
+            require_own(address, port)
 
     @property
     def connections(self) -> dict[str, Any]:
@@ -200,6 +225,10 @@ class Calls:
     def refusal(self, response: httpx.Response, body: bytes) -> ClientError:
         """Return the error that an answer is."""
         error = refusal(response.status_code, body)
+        if response.status_code == 401 and self.token is None:
+            sent, now = response.request.headers.get("Authorization"), token_of(self.url)
+            if now is not None and sent != f"Bearer {now}":
+                return TryLater(error, 0.0)  # the server was started again
         pause = pause_s(response.status_code, response.headers)
         return error if pause is None else TryLater(error, pause)
 

@@ -37,7 +37,7 @@ class Client:
         Args:
             url: such as ``http://localhost:8000``.
             token: what ``seer serve --token-file`` holds; without it, what a server of this user on this
-                machine keeps for its port.
+                machine keeps for its port, which is sent to this user's program alone.
             patience_s: for how long to try again where the server cannot be reached, or has sent when there
                 will be room.
             silence_s: after how long without a byte an answer that has begun is given up.
@@ -266,7 +266,8 @@ class Client:
         while True:
             try:
                 with lost(self._calls.url):
-                    response = self._http.send(self._http.build_request(**call.request), stream=True)
+                    request = self._calls.prepared(call, watch=_closing)
+                    response = self._http.send(self._http.build_request(**request), stream=True)
                 if response.is_success:
                     return response
                 with lost(self._calls.url):
@@ -278,3 +279,17 @@ class Client:
             if pause_s is None:
                 raise error
             time.sleep(pause_s)
+
+
+def _closing(call: Callable[..., None]) -> Callable[..., None]:
+    """Return a trace for httpx that closes the connection which it refuses."""
+
+    def closing(event: str, info: Mapping[str, Any]) -> None:
+        try:
+            call(event, info)
+        except ClientError:
+            if (stream := info.get("return_value")) is not None:
+                stream.close()
+            raise
+
+    return closing

@@ -1,4 +1,7 @@
-"""The token of a server of the same user on this machine, which it keeps in a file named after its port."""
+"""The token of a server of the same user on this machine, which it keeps in a file named after its port.
+
+Each start of a server makes a new one.
+"""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from itertools import accumulate, repeat
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from secrets import token_hex
 from typing import Any
 
@@ -13,16 +13,12 @@ import attrs
 
 from seer_core.model.arrays import LEAST_LOGPROB, PromptLogprobs, TopLogprobs
 from seer_core.ports.engine import Tokenizer
-from seer_core.text import REPLACEMENT
 from seer_server.parsing import Reading, ToolCall
 from seer_server.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from seer_server.tools import NamedTool
+from seer_server.words import Place, Words, names_of
 
 __all__ = ["Answer", "Part", "usage"]
-
-Pairs = Sequence[tuple[int, float]]
-Place = tuple[int, float | None, Pairs]
-"""A token, its log-prob, and the most probable tokens in its place."""
 
 
 @attrs.frozen
@@ -54,11 +50,16 @@ class Answer:
         self._alone = isinstance(asked, CompletionRequest) and asked.echoes_alone
         self.id = f"{'chatcmpl' if self._chat else 'cmpl'}-{token_hex(12)}"
         self._head = {"id": self.id, "created": int(time.time()), "model": model}
-        self._offsets: Counter[int] = Counter()
-        """Characters of the words so far, by choice."""
+        self._words: dict[int, Words] = {}
+        """Those of the tokens so far, by choice."""
+        self._written: Counter[int] = Counter()
+        self._prompt_tokens: dict[int, int] = {}
+        """The numbers of tokens so far, by choice."""
         self._calling: set[int] = set()
         """The choices that have called a tool."""
-        self.counts = asked.stream_options is not None and asked.stream_options.include_usage
+        options = asked.stream_options
+        self.counts = options is not None and bool(options.include_usage)
+        self._counts_each = options is not None and self.counts and bool(options.continuous_usage_stats)
 
     def whole(self, parts: Sequence[Part], numbers: dict[str, int], weight_version: int) -> dict[str, Any]:
         """Return the body with all responses; ``numbers`` are its usage."""
@@ -71,14 +72,31 @@ class Answer:
         """Return the event of a piece."""
         speaker = {} if part.prompt_token_ids is None else {"role": "assistant"}
         choice = self._choice(part, "delta", speaker)
-        more = {"usage": None} if self.counts else {}
-        return {**self._event, "choices": [choice], **self._prompt(part), **more}
+        return {**self._event, "choices": [choice], **self._prompt(part), **self._usage_so_far(part)}
+
+    def skip(self, index: int, token_ids: Sequence[int]) -> None:
+        """Go on behind tokens of a choice that the client has already."""
+        self._written[index] += len(token_ids)
+        wanted = getattr(self._asked, "logprobs", None)
+        if wanted is not None and wanted is not False:
+            self._words_of(index).skip(token_ids)
 
     def events(self, part: Part) -> list[dict[str, Any]]:
         """Return the events of a piece: one, or none if a parser holds back all that it brings."""
+        self._written[part.index] += len(part.token_ids)
+        if part.prompt_token_ids is not None:
+            self._prompt_tokens[part.index] = len(part.prompt_token_ids)
         if part.reading is not None and self._shows_nothing(part, part.reading):
             return []
         return [self.piece(part)]
+
+    def _usage_so_far(self, part: Part) -> dict[str, Any]:
+        """Return the field ``usage`` of a piece: the numbers of its choice so far, where they are wanted."""
+        if not self.counts:
+            return {}
+        if not self._counts_each:
+            return {"usage": None}
+        return {"usage": usage(self._prompt_tokens.get(part.index, 0), self._written[part.index])}
 
     def _shows_nothing(self, part: Part, reading: Reading) -> bool:
         inner = part.prompt_token_ids is None and part.finish_reason is None
@@ -153,8 +171,13 @@ class Answer:
             prompt = "" if self._tokenizer is None else self._tokenizer.decode(given["prompt_token_ids"])
         return str(prompt) if self._alone else f"{prompt}{part.text}"
 
-    def _word(self, token: int) -> str:
-        return f"token_id:{token}" if self._tokenizer is None else self._tokenizer.decode([token])
+    def _new_words(self) -> Words:
+        names = None if self._tokenizer is None else names_of(self._tokenizer)
+        return Words(names, ids=bool(self._asked.return_tokens_as_token_ids))
+
+    def _words_of(self, index: int) -> Words:
+        """Return the words of a choice, behind its tokens so far."""
+        return self._words.setdefault(index, self._new_words())
 
     def _logprobs(self, part: Part) -> dict[str, Any] | None:
         if self._chat:
@@ -162,47 +185,30 @@ class Answer:
         places: list[Place] = list(zip(part.token_ids, part.logprobs, part.tops or repeat(()), strict=False))
         if self._alone:
             places = []
+        words = self._words_of(part.index)
+        named = list(words.named(_with_own(places)))
         if self._echoed is not None and part.prompt_token_ids is not None:
             if part.prompt_logprobs is None:
                 return None  # it has failed before it had a token
-            places = [*_places_of(part), *places]
-        words = [self._word(token) for token, _, _ in places]
-        offsets = list(accumulate(map(len, words), initial=self._offsets[part.index]))
-        self._offsets[part.index] = offsets.pop()
-        tops = None if part.tops is None else [self._most_probable(*each) for each in places]
-        scores = [score for _, score, _ in places]
-        return {"tokens": words, "token_logprobs": scores, "top_logprobs": tops, "text_offset": offsets}
-
-    def _most_probable(self, token: int, score: float | None, top: Pairs) -> dict[str, float] | None:
-        """Return log-probs of the most probable tokens in a place and of its own, by their words.
-
-        Of tokens with one word the most probable is there.
-        """
-        if score is None:
-            return None
-        found: dict[str, float] = {}
-        for each, logprob in (*top, (token, score)):
-            found.setdefault(self._word(each), max(logprob, LEAST_LOGPROB))
-        return found
+            of_prompt, (first, *others) = self._new_words(), _places_of(part)
+            named = [(of_prompt.first_word(first[0]), None, ()), *of_prompt.named(_with_own(others)), *named]
+        return {
+            "tokens": [word for word, _, _ in named],
+            "token_logprobs": [score for _, score, _ in named],
+            "top_logprobs": None if part.tops is None else [_most_probable(top) for _, _, top in named],
+            "text_offset": words.offsets([word for word, _, _ in named]),
+        }
 
     def chat_logprobs(self, part: Part) -> dict[str, Any]:
         """Return log-probs as a chat has them."""
+        words, content = self._words_of(part.index), []
         tops = repeat(()) if part.tops is None else part.tops
-        return {
-            "content": [
-                {**self._scored(token, score), "top_logprobs": [self._scored(*each) for each in top]}
-                for token, score, top in zip(part.token_ids, part.logprobs, tops, strict=False)
-            ]
-        }
-
-    def _scored(self, token: int, logprob: float) -> dict[str, Any]:
-        word = self._word(token)
-        inside = REPLACEMENT in word  # a part of a character
-        return {
-            "token": word,
-            "logprob": max(logprob, LEAST_LOGPROB),
-            "bytes": None if inside else list(word.encode()),
-        }
+        for token, score, top in zip(part.token_ids, part.logprobs, tops, strict=False):
+            found, text = _scored(words.word(token), score), words.text(token)
+            others = [_scored(words.word(each), logprob) for each, logprob in top]
+            content.append({**found, "bytes": _bytes(text), "top_logprobs": others})
+            words.read(token)
+        return {"content": content}
 
     def _prompt(self, part: Part) -> dict[str, Any]:
         """Return what is wanted of the prompt of a chat: it has one, for all its choices."""
@@ -219,13 +225,16 @@ class Answer:
         if part.prompt_logprobs is None or part.prompt_token_ids is None:
             return None
         places: list[dict[int, dict[str, Any]] | None] = [None]
+        names = None if self._tokenizer is None else names_of(self._tokenizer)
+        words = Words(names)
         for token, logprob, top in _places_of(part)[1:]:
             places.append(
                 {
-                    each: {"logprob": score, "rank": None, "decoded_token": self._word(each)}
+                    each: {"logprob": score, "rank": None, "decoded_token": words.word(each)}
                     for each, score in {token: logprob, **dict(top)}.items()
                 }
             )
+            words.read(token)
         return places
 
 
@@ -248,6 +257,28 @@ def _places_of(part: Part) -> list[Place]:
     assert prompt is not None
     others = zip(prompt[1:], found.logprobs, found.top_logprobs or repeat(()), strict=False)
     return [(prompt[0], None, ()), *others]
+
+
+def _with_own(places: Iterable[Place]) -> Iterator[Place]:
+    """Yield places whose tokens are themselves among the most probable ones, behind the others."""
+    for token, score, top in places:
+        yield token, score, top if score is None else [*top, (token, score)]
+
+
+def _most_probable(top: Iterable[tuple[str, float]]) -> dict[str, float] | None:
+    """Return log-probs by words; of tokens with one word the most probable is there."""
+    found: dict[str, float] = {}
+    for word, logprob in top:
+        found.setdefault(word, max(logprob, LEAST_LOGPROB))
+    return found or None
+
+
+def _scored(word: str, logprob: float) -> dict[str, Any]:
+    return {"token": word, "logprob": max(logprob, LEAST_LOGPROB), "bytes": _bytes(word)}
+
+
+def _bytes(text: str | None) -> list[int] | None:
+    return None if text is None else list(text.encode(errors="replace"))
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

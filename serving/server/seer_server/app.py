@@ -17,6 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from seer_cli.controls import RunControls
 from seer_prometheus.metrics import Metrics
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -35,10 +36,11 @@ from seer_server.control import Control
 from seer_server.forms import Forms, after_reasoning
 from seer_server.http import (
     REFUSALS,
+    Door,
     Handler,
     Refused,
     Stream,
-    guarded,
+    from_this_machine,
     read_body,
     read_json,
     refusal,
@@ -100,15 +102,21 @@ def make_app(
     metrics.read("trajectories", "Trajectories that are not forgotten", lambda: trajectories.kept)
     metrics.read("asleep", "Whether the instances sleep", lambda: broker.runtime.asleep)
     found = None if parsers is None else find_parsers(parsers, broker.runtime.tokenizer)
-    service = _Service(broker, model, found)
-    batches = Batches(broker)
-    reservations, control = Reservations(broker), Control(broker, weight_roots)
+    forms = Forms()
+    service = _Service(broker, model, found, forms)
+    batches, reservations = Batches(broker, forms), Reservations(broker, forms)
+    control = Control(broker, weight_roots)
     ending = EndTrajectories(trajectories)
 
-    def route(method: str, path: str, handler: Handler, needed: str | None = token) -> Route:
-        return Route(path, guarded(handler, needed), methods=[method])
+    health = Route("/health", service.health)
+    open_routes: list[Route] = [health]
 
-    for_completions = None if open_completions else token
+    def route(method: str, path: str, handler: Handler, *, completions: bool = False) -> Route:
+        needs_token = token is not None and not (completions and open_completions)
+        if needs_token:
+            return Route(path, handler, methods=[method])
+        open_routes.append(Route(path, from_this_machine(handler), methods=[method]))
+        return open_routes[-1]
 
     @asynccontextmanager
     async def live(app: Starlette) -> AsyncIterator[None]:
@@ -126,20 +134,20 @@ def make_app(
     app = Starlette(
         lifespan=live,
         routes=[
-            route("POST", "/v1/chat/completions", service.chat, for_completions),
-            route("POST", "/v1/completions", service.completions, for_completions),
-            route("GET", "/v1/models", service.models, for_completions),
-            route("GET", "/v1/models/{model:path}", service.one_model, for_completions),
-            route("POST", "/v1/responses", service.respond, for_completions),
-            route("POST", "/inference/v1/generate", service.generate, for_completions),
-            route("DELETE", "/v1/trajectories/{id:path}", ending.end, for_completions),
-            route("DELETE", "/v1/groups/{id:path}", ending.end_group, for_completions),
-            route("POST", "/programs/release", ending.release, for_completions),
+            route("POST", "/v1/chat/completions", service.chat, completions=True),
+            route("POST", "/v1/completions", service.completions, completions=True),
+            route("GET", "/v1/models", service.models, completions=True),
+            route("GET", "/v1/models/{model:path}", service.one_model, completions=True),
+            route("POST", "/v1/responses", service.respond, completions=True),
+            route("POST", "/inference/v1/generate", service.generate, completions=True),
+            route("DELETE", "/v1/trajectories/{id:path}", ending.end, completions=True),
+            route("DELETE", "/v1/groups/{id:path}", ending.end_group, completions=True),
+            route("POST", "/programs/release", ending.release, completions=True),
             route("GET", "/metrics", _exposing(metrics)),
             route("GET", "/targets", _naming_targets(metrics)),
-            route("GET", "/version", service.version, for_completions),
-            route("POST", "/tokenize", service.tokenize, for_completions),
-            route("POST", "/detokenize", service.detokenize, for_completions),
+            route("GET", "/version", service.version, completions=True),
+            route("POST", "/tokenize", service.tokenize, completions=True),
+            route("POST", "/detokenize", service.detokenize, completions=True),
             route("POST", "/v1/rollouts", batches.roll_out),
             route("POST", "/v1/abort", batches.abort),
             route("POST", "/v1/reservations", reservations.reserve),
@@ -151,8 +159,9 @@ def make_app(
             route("GET", "/v1/state", control.state),
             route("POST", "/v1/command", control.command),
             route("POST", "/v1/rows", reservations.stream_row),
-            Route("/health", service.health),
+            health,
         ],
+        middleware=[Middleware(Door, token=token, open_routes=open_routes)],
         exception_handlers=REFUSALS,
     )
     app.state.broker = broker
@@ -164,7 +173,7 @@ class _Service:
     broker: RolloutBroker
     model: str
     parsers: ChatParsers | None
-    forms: Forms = attrs.Factory(Forms)
+    forms: Forms
 
     async def health(self, request: Request) -> Response:
         """Report whether requests are taken; this needs no token."""
@@ -337,6 +346,7 @@ class _Service:
             written[name] += len(new)
             if had:
                 choices[name].add(new[:had])
+                answer.skip(places[name], new[:had])
                 new, scores, tops = new[had:], scores[had:], tops and tops[had:]
             if isinstance(update, Completion):
                 reading, reason = choices.pop(name).rest(new, update), update.finish_reason

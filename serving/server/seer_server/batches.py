@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from seer_server.broker import RolloutBroker
+from seer_server.forms import Forms
 from seer_server.http import Stream, read_json
 from seer_server.streams import NDJSON, Encoding, ProgressS, results
 
@@ -46,11 +47,13 @@ class Batches:
     """Routes for batches, on the broker's open rollout."""
 
     broker: RolloutBroker
+    forms: Forms
 
     async def roll_out(self, request: Request) -> Response:
         """Roll out a batch, and stream its completions; closing the stream aborts the rest."""
         asked = await read_json(request, BatchRequest)
         self.broker.require_version(asked.weight_version)
+        await self.forms.require_all(asked.records, self.broker.runtime.model.controls)
         subscription = await self.broker.submit_text(asked.records, streams=False, iteration=asked.iteration)
         names, updates = subscription.request_ids, subscription.updates
         lines = results(self.broker, names, updates, asked.progress_s, asked.encoding)

@@ -146,8 +146,8 @@ def serve_command(
         if token_file is not None:
             token = read_token(token_file)
         else:
-            token, file = own_token(port)
-            click.echo(f"clients bring the token in {file}", err=True)
+            token, file = own_token(port, new=True)
+            click.echo(f"clients bring the token in {file}, a new one for each start", err=True)
         app = make_app(
             partial(_make_runtime, config),
             model,

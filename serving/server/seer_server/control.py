@@ -22,12 +22,16 @@ from seer_core.runtime.runtime import Runtime
 from seer_core.weights.shared import TensorSlice
 from seer_server.broker import BusyUpdatingError, RolloutBroker
 from seer_server.http import Refused, pieces, read_body, read_json, unless_disconnected
+from seer_server.neutral import FieldError
 from seer_server.shared_buffers import SharedBuffer, open_buffer, receive_buffer
 
 __all__ = ["Control"]
 
 WaitS = Annotated[float, Meta(ge=0, le=3600)]
 """Seconds to wait for unfinished responses."""
+
+MOST_VERSION = 2**63 - 1
+"""The greatest version of weights: an integer that every part of a run can hold."""
 
 LEAVE_S = 5.0
 """The default; by then the server has noticed that a client has left its requests."""
@@ -47,8 +51,8 @@ class SharedWeightsRequest(Struct, frozen=True, forbid_unknown_fields=True):
 class UpdateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """The query of ``PUT /v1/weights``, whose body is safetensors."""
 
-    version: Annotated[int, Meta(ge=1)] | None = None
-    """The version that the weights get. Without it: one more than the present one."""
+    version: Annotated[int, Meta(ge=1, le=MOST_VERSION)] | None = None
+    """The version that the weights get, of 63 bits at most. Without it: one more than the present one."""
     wait_s: WaitS = LEAVE_S
     """How long to wait for unfinished responses."""
 
@@ -83,6 +87,8 @@ class Control:
         asked = await read_json(request, LoadWeightsRequest)
         match asked.directory, asked.shared:
             case str(path), None:
+                if "\0" in path:
+                    raise FieldError("directory has a NUL, which no path has; take it out", "directory")
                 self._require_below_roots(path)
                 return await self._update(request, asked, directory(path))
             case None, SharedWeightsRequest(path, tensors, digest):

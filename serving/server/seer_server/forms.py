@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -13,13 +15,16 @@ from seer_core.model import StructuredOutputs
 from seer_core.threads import in_thread
 from seer_server.neutral import FieldError
 
-__all__ = ["Forms", "after_reasoning"]
+__all__ = ["FIELD", "Forms", "after_reasoning"]
 
 READ_S = 10.0
 """So long a form may take to be read."""
 
 MOST_FORMS = 256
 """Forms that are not read anew, the newest."""
+
+
+FIELD = "structured_outputs"
 
 
 class Forms:
@@ -38,15 +43,34 @@ class Forms:
         Raises:
             FieldError: it is none, or takes too long; ``field`` is the request's that asked for it.
         """
-        key = msgspec.msgpack.encode(form, order="deterministic")
+        try:
+            key = msgspec.msgpack.encode(form, order="deterministic")
+        except (OverflowError, RecursionError) as error:
+            raise FieldError(f"structured_outputs cannot be sent to engines: {error}", field) from error
         async with self._turn:
             if key not in self._read:
-                self._read[key] = form.flaw or await _flaw_in_time(form)
+                self._read[key] = _misshapen(form) or form.flaw or await _flaw_in_time(form)
                 if len(self._read) > MOST_FORMS:
                     self._read.popitem(last=False)
             flaw = self._read[key]
         if flaw is not None:
             raise FieldError(flaw, field)
+
+    async def require_all(self, records: Iterable[Mapping[str, Any]], controls: Collection[str]) -> None:
+        """Refuse records whose form is none, for engines with these controls.
+
+        Raises:
+            FieldError: a form is none, or takes too long.
+        """
+        if FIELD not in controls:
+            return  # the engines have no forms, and refuse all
+        for record in records:
+            try:
+                form = msgspec.convert(record.get(FIELD), StructuredOutputs | None, str_keys=True)
+            except msgspec.ValidationError:
+                continue  # the record is refused for it
+            if form is not None:
+                await self.require(form, FIELD)
 
 
 async def _flaw_in_time(form: StructuredOutputs) -> str | None:
@@ -57,24 +81,46 @@ async def _flaw_in_time(form: StructuredOutputs) -> str | None:
         return f"structured_outputs takes more than {READ_S:g} s to read; simplify it"
 
 
+def _misshapen(form: StructuredOutputs) -> str | None:
+    """Return why a form cannot be looked at: it is empty, or JSON of another kind than an object."""
+    if form.choice is not None and not form.choice:
+        return "structured_outputs has an empty choice; give texts"
+    for name, spec in (("json", form.json), ("structural_tag", form.structural_tag)):
+        with suppress(msgspec.DecodeError, RecursionError):
+            if isinstance(spec, str) and not isinstance(msgspec.json.decode(spec), dict | list):
+                return f"structured_outputs.{name} is no object of JSON; give one"
+    return None
+
+
 def _flaw(form: StructuredOutputs) -> str | None:
+    """Return why a form is none: it is compiled as engines do, for a vocabulary of two tokens."""
     try:
-        from xgrammar import Grammar
+        import xgrammar
     except ImportError:
         return None
     try:
+        info: Any = xgrammar.TokenizerInfo([b"a", b""], stop_token_ids=[1])
+        compiler: Any = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         if form.json is not None:
             text = form.json if isinstance(form.json, str) else msgspec.json.encode(form.json).decode()
-            Grammar.from_json_schema(text)
+            compiler.compile_json_schema(text, any_whitespace=True)
         elif form.regex is not None:
-            Grammar.from_regex(form.regex)
+            compiler.compile_regex(form.regex)
+        elif form.choice is not None:
+            compiler.compile_grammar("root ::= " + " | ".join(map(_literal, form.choice)))
         elif form.grammar is not None:
-            Grammar.from_ebnf(form.grammar)
+            compiler.compile_grammar(form.grammar)
         elif form.structural_tag is not None:
-            Grammar.from_structural_tag(form.structural_tag)
+            compiler.compile_structural_tag(form.structural_tag)
     except Exception as error:  # the library's errors are RuntimeErrors of several kinds
         return f"structured_outputs is no grammar: {one_line(error)}; correct it"
     return None
+
+
+def _literal(text: str) -> str:
+    """Return a string of xgrammar's EBNF, as engines write it."""
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    return '"' + "".join(escapes.get(letter, letter) for letter in text) + '"'
 
 
 def after_reasoning(form: StructuredOutputs, end: str | None) -> StructuredOutputs:

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import ipaddress
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import wraps
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -15,7 +15,8 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from seer_core.errors import (
     QUOTED,
@@ -33,9 +34,10 @@ from seer_server.protocol import LONGEST_FAULT, error_body
 
 __all__ = [
     "REFUSALS",
+    "Door",
     "Refused",
     "Stream",
-    "guarded",
+    "from_this_machine",
     "is_loopback",
     "pieces",
     "read_body",
@@ -112,6 +114,7 @@ def refusal(error: SeerError, retry_s: int = 1) -> Refused:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
+    path = printable(str(request.scope["path"]), QUOTED)  # the whole address may be none
     match error:
         case Refused():
             answer = error
@@ -119,8 +122,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
             answer = refusal(error, request.app.state.broker.retry_s(1))
         case HTTPException(status_code=status):
             words = {
-                404: f"there is nothing at {printable(request.url.path, QUOTED)}",
-                405: f"{printable(request.url.path, QUOTED)} takes no {printable(request.method, QUOTED)}",
+                404: f"there is nothing at {path}",
+                405: f"{path} takes no {printable(request.method, QUOTED)}",
             }
             answer = Refused(status, words.get(status, error.detail), error.headers)
         case _:
@@ -132,28 +135,47 @@ REFUSALS = dict.fromkeys((Refused, SeerError, HTTPException, Exception), _refuse
 """How errors are answered, in an application whose ``state`` has the ``broker``."""
 
 
-def guarded(handler: Handler, token: str | None) -> Handler:
-    """Return a handler that refuses requests without the token.
+class Door:
+    """Refuses requests without the token before anything else of them is read.
 
-    If there is none, it refuses those that a web page from elsewhere may have made.
+    Args:
+        app: answers the others.
+        token: the token; None where none is needed.
+        open_routes: the routes that need none.
     """
+
+    def __init__(self, app: ASGIApp, token: str | None, open_routes: Sequence[BaseRoute]) -> None:
+        self._app, self._token, self._open_routes = app, token, open_routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        if scope["type"] == "http" and not (self._brings_token(scope) or self._is_open(scope)):
+            words = "bring the server's token, in the file that it named at its start"
+            refused = Refused(401, f"{words}: Authorization: Bearer ...", {"WWW-Authenticate": "Bearer"})
+            await JSONResponse(refused.body, refused.status, refused.headers)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _brings_token(self, scope: Scope) -> bool:
+        if self._token is None:
+            return True
+        brought = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, value = (brought[0] if brought else b"").partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(value.strip(), self._token.encode())
+
+    def _is_open(self, scope: Scope) -> bool:
+        return any(route.matches(scope)[0] != Match.NONE for route in self._open_routes)
+
+
+def from_this_machine(handler: Handler) -> Handler:
+    """Return a handler that refuses requests which a web page from elsewhere may have made."""
 
     @wraps(handler)
     async def checked(request: Request) -> Response:
-        if token is None:
-            _require_loopback(request)
-        else:
-            _require_token(request, token)
+        _require_loopback(request)
         return await handler(request)
 
     return checked
-
-
-def _require_token(request: Request, token: str) -> None:
-    scheme, _, brought = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(brought.strip().encode(), token.encode()):
-        words = "bring the server's token, in the file that it named at its start: Authorization: Bearer ..."
-        raise Refused(401, words, {"WWW-Authenticate": "Bearer"})
 
 
 def _require_loopback(request: Request) -> None:

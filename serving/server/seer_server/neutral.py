@@ -14,38 +14,67 @@ from seer_core.errors import PromptError
 __all__ = ["IGNORED", "IN_CHATS", "IN_COMPLETIONS", "NEUTRAL", "FieldError", "own_fields"]
 
 IGNORED = (
+    "cache_salt",
+    "client_metadata",
     "metadata",
+    "prediction",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "request_id",
     "safety_identifier",
     "service_tier",
+    "session_id",
     "store",
+    "stream_interval",
     "user",
 )
 """Fields that change no token, with any value."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "detokenize": (True,),
+    "ec_transfer_params": ({},),
+    "kv_transfer_params": ({},),
     "length_penalty": (1,),
+    "logprob_token_ids": ([],),
+    "media_io_kwargs": ({},),
+    "mm_payload": ("tensors",),
+    "mm_processor_kwargs": ({},),
+    "moderation": (),
+    "repetition_detection": (),
+    "return_mm_kwargs": (False,),
+    "return_prompt_text": (False,),
+    "return_token_offsets": (False,),
+    "routed_experts_prompt_start": (0,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
+    "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
+    "truncation_side": ("left", "right"),
     "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "watermarking": (),
 }
 """Fields of completions and chats, and their values that change nothing."""
 
 IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (True,),
     "best_of": (1,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
     "parallel_tool_calls": (True, False),
+    "prompt_embeds": (),
     "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
 }
 """Further fields of completions."""
 
 IN_CHATS: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
+    "audio": (),
+    "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
@@ -53,11 +82,17 @@ IN_CHATS: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "reasoning_effort": (),
+    "thinking": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
 }
 """Further fields of chats."""
 
 NO_LIMIT = -1
 """``top_k`` as vLLM's clients turn it off; here that is 0."""
+
+NO_SEED = -1
+"""``seed`` as some of vLLM's clients leave it out."""
 
 PROGRAM = "program_id"
 """``trajectory``, as clients of ThunderAgent name it."""
@@ -87,10 +122,19 @@ def own_fields(fields: Mapping[str, Any], further: Mapping[str, tuple[Any, ...]]
         neutral = further.get(name, NEUTRAL.get(name))
         if neutral is None:
             own[name] = value
-        elif value not in neutral:
+        elif value not in neutral and _without_nulls(value) not in neutral:
             raise FieldError(f"{name} is not supported; leave it out", name)
     if own.get("top_k") == NO_LIMIT:
         own["top_k"] = 0
+    if own.get("seed") == NO_SEED:
+        del own["seed"]
     if (program := own.pop(PROGRAM, None)) is not None:
         own.setdefault("trajectory", program)
     return own
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value whose fields are those that are given."""
+    return (
+        {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
+    )

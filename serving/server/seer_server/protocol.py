@@ -43,8 +43,12 @@ FIELDS = (re.compile(r"at `\$\.(\w+)"), re.compile(r"(?:unknown|required) field 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a stream, as OpenAI has them, and one of Seer's."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
     """Whether the numbers of tokens follow in an event after the last choice's."""
+    continuous_usage_stats: bool | None = None
+    """Whether each event has the numbers of its choice so far, with ``include_usage``; a field of vLLM's."""
+    include_obfuscation: bool | None = None
+    """Changes nothing: no event is padded."""
     skip_tokens: list[Annotated[int, Meta(ge=0)]] | None = None
     """Tokens of each choice that the client has of a stream that broke off; this one begins after them."""
 
@@ -106,6 +110,8 @@ class GenerationRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True,
     """Options of the stream."""
     return_token_ids: bool | None = None
     """Whether the answer has token ids beside the text; a field of vLLM's."""
+    return_tokens_as_token_ids: bool | None = None
+    """Whether log-probs name tokens as ``token_id:17``, and not by their words; a field of vLLM's."""
     group: str | None = None
     """The id of the group, a field of Seer's. The header ``X-Seer-Group`` gives it where this is absent."""
     trajectory: str | None = None

@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 from seer_core.errors import OverloadError, PromptError, SeerError, quote
 from seer_core.model import Completion, SamplingChoice
 from seer_server.broker import GoneError, RolloutBroker, Subscription
+from seer_server.forms import FIELD, Forms
 from seer_server.http import Refused, Stream, read_json
 from seer_server.streams import NDJSON, Encoding, ProgressS, line, over_within, results
 
@@ -235,6 +236,7 @@ class Reservations:
     """Routes for reserved groups and their rows."""
 
     broker: RolloutBroker
+    forms: Forms
     _reservations: dict[str, _Reservation] = attrs.Factory(dict)
     _groups: dict[str, _ReservedGroup] = attrs.Factory(dict)
 
@@ -242,6 +244,7 @@ class Reservations:
         """Reserve groups, and stream how many of their rows are over; closing the stream aborts them."""
         asked = await read_json(request, ReservationRequest)
         self.broker.require_version(asked.weight_version)
+        await self.forms.require_all(asked.groups, self.broker.runtime.model.controls)
         reservation = self._open(asked)
         lines = self._watch(reservation, asked.progress_s)
         return Stream(lines, partial(self._close, reservation), NDJSON)
@@ -306,6 +309,8 @@ class Reservations:
         """Answer with one row of a reserved group; closing the stream aborts it."""
         asked = await read_json(request, RowRequest)
         self.broker.require_version(asked.weight_version)
+        form = {FIELD: asked.structured_outputs}
+        await self.forms.require_all([form], self.broker.runtime.model.controls)
         self.broker.require_rollout()
         submission = self._request_row(asked)
         if isinstance(submission.outcome, SeerError):

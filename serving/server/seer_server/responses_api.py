@@ -27,13 +27,20 @@ from seer_server.tools import Function, NamedFunction, NamedTool, Tool, ToolChoi
 __all__ = ["ResponsesAnswer", "ResponsesRequest", "parse_responses"]
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "access_programs": (),
     "background": (False,),
+    "background_options": (),
+    "context_management": ([],),
     "conversation": (),
+    "enable_response_messages": (False,),
+    "image": (),
+    "include_reasoning": (True,),
     "max_tool_calls": (),
+    "previous_input_messages": ([],),
     "previous_response_id": (),
     "prompt": (),
     "prompt_logprobs": (),
-    "reasoning": ({},),
+    "reasoning": ({}, {"summary": "auto"}),
     "stream_options": ({}, {"include_obfuscation": False}, {"include_obfuscation": True}),
     "truncation": ("disabled",),
 }
@@ -41,6 +48,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 LOGPROBS = "message.output_text.logprobs"
 """Stands in ``include`` where log-probs are wanted."""
+
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""Parts of an answer that OpenAI's clients ask for; all but the first are of outputs that are never here."""
 
 
 class ResponsesTool(msgspec.Struct, frozen=True):
@@ -84,8 +103,8 @@ class TextFormat(msgspec.Struct, frozen=True):
 class TextOptions(msgspec.Struct, frozen=True):
     """Options of the text; ``verbosity`` changes nothing."""
 
-    format: TextFormat = TextFormat()
-    """The form that it has."""
+    format: TextFormat | None = None
+    """The form that it has; any without one."""
 
 
 class ResponsesRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -107,9 +126,9 @@ class ResponsesRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, 
     """The most tokens of the response."""
     text: TextOptions | None = None
     """Options of the text, such as its form."""
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Included] | None = None
     """With ``message.output_text.logprobs`` the text has log-probs of its tokens, and of as many others as
-    ``top_logprobs`` says.
+    ``top_logprobs`` says. The other parts that OpenAI has are of outputs that there are none of here.
     """
     stream: bool | None = None
     """Whether the text is sent as server-sent events while it is written."""
@@ -156,12 +175,17 @@ class ResponsesRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, 
             parallel_tool_calls=self.parallel_tool_calls,
             max_tokens=self.max_output_tokens,
             response_format=self._form(),
-            logprobs=bool(self.include),
+            logprobs=self.scored,
             **fields,
         )
 
+    @property
+    def scored(self) -> bool:
+        """Whether the text has log-probs."""
+        return LOGPROBS in (self.include or ())
+
     def _form(self) -> ResponseFormat | None:
-        if self.text is None:
+        if self.text is None or self.text.format is None:
             return None
         form = self.text.format
         return ResponseFormat(form.type, None if form.schema is None else JsonSchema(form.schema))
@@ -174,7 +198,7 @@ def parse_responses(body: bytes) -> ResponsesRequest:
         PromptError: it is none, or asks for what Seer does not do.
     """
     asked = convert(body, ResponsesRequest, "a response", lambda fields: own_fields(fields, NEUTRAL))
-    if asked.top_logprobs and not asked.include:
+    if asked.top_logprobs and not asked.scored:
         raise FieldError(
             f"top_logprobs is for log-probs; put {LOGPROBS} into include, or leave it out", "top_logprobs"
         )
@@ -217,7 +241,7 @@ class ResponsesAnswer(Answer):
 
     def _add(self, part: Part) -> list[tuple[str, dict[str, Any]]]:
         """Add a piece to the output's items; return its events."""
-        scores = self.chat_logprobs(part)["content"] if self._responses.include else []
+        scores = self.chat_logprobs(part)["content"] if self._responses.scored else []
         if part.reading is not None:
             found = self._items.add(part.reading, scores)
         else:

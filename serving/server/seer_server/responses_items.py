@@ -52,7 +52,7 @@ def _part_of(kind: Any, role: Any, item: dict[str, Any]) -> tuple[str, Any]:
     if kind == "reasoning":
         parts = item.get("content") or item.get("summary")
         first = parts[0] if isinstance(parts, list) and parts else None
-        return "reasoning", str(first.get("text", "")) if isinstance(first, dict) else ""
+        return "reasoning", str(first.get("text") or "") if isinstance(first, dict) else ""
     raise FieldError("input has an item that is no message and no call; leave it out", "input")
 
 

@@ -1,8 +1,8 @@
 """The token that clients must bring: from a file of the user's, or one that the server makes for its port.
 
 The server's own lies where clients of the same user on the same machine find it by the port:
-``$XDG_RUNTIME_DIR/seer/PORT.token``, or ``seer-UID/PORT.token`` in the temporary directory.  It stays there,
-so that clients outlive a server that is started again.
+``$XDG_RUNTIME_DIR/seer/PORT.token``, or ``seer-UID/PORT.token`` in the temporary directory.  Each start makes
+a new one, after the port was taken: what another program on the port was sent before is of no use to it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ def read_token(path: Path) -> str:
     return token
 
 
-def own_token(port: int) -> tuple[str, Path]:
+def own_token(port: int, *, new: bool = False) -> tuple[str, Path]:
     """Return the token of a port, made if there is none yet, and the file of mode 0600 that holds it.
+
+    A process that holds the port makes a ``new`` one in any case.
 
     Raises:
         ConfigError: the file cannot be made, or others could read it.
@@ -50,14 +52,16 @@ def own_token(port: int) -> tuple[str, Path]:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         _require_private(folder)
-        try:
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
+        if os.path.lexists(path):
             _require_private(path)
-            return read_token(path), path
-        with os.fdopen(file, "w") as opened:
-            opened.write(f"{secrets.token_hex(32)}\n")
-        return read_token(path), path
+            if not new:
+                return read_token(path), path
+        token = secrets.token_hex(32)
+        written = path.with_suffix(f".{secrets.token_hex(4)}")
+        with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+            opened.write(f"{token}\n")
+        written.replace(path)  # clients find the old one or the new one, and none in part
+        return token, path
     except OSError as error:
         raise ConfigError(f"cannot keep a token in {path}: {error}; name a --token-file") from error
 

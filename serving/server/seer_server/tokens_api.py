@@ -20,15 +20,10 @@ from seer_server.protocol import CompletionRequest, StreamOptions, convert
 
 __all__ = ["TokensAnswer", "TokensRequest", "TokensSampling", "parse_tokens"]
 
-IGNORED = ("cache_salt", "request_id")
-"""Fields of a request that change no token, beside those of completions."""
-
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "content_parts": ([],),
-    "ec_transfer_params": ({},),
     "echo": (False,),
     "features": (),
-    "kv_transfer_params": ({},),
     "reasoning_ended": (),
     "reasoning_parser_kwargs": (),
     "token_offsets": (),
@@ -39,13 +34,9 @@ NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
     "flat_logprobs": (False, True),
     "output_kind": (0, 1, 2),
     "extra_args": ({},),
-    "logprob_token_ids": (),
     "prompt_logprob_token_ids": (),
-    "repetition_detection": (),
-    "routed_experts_prompt_start": (0,),
     "skip_clone": (False, True),
     "skip_reading_prefix_cache": (False,),
-    "thinking_token_budget": (),
     "top_logprobs": (0,),
 }
 """Further fields of sampling parameters, and their values that change nothing."""
@@ -120,7 +111,7 @@ def parse_tokens(body: bytes) -> TokensRequest:
 
 
 def _own(fields: dict[str, Any]) -> dict[str, Any]:
-    own = own_fields({name: fields[name] for name in fields if name not in IGNORED}, NEUTRAL)
+    own = own_fields(fields, NEUTRAL)
     if isinstance(own.get("sampling_params"), dict):
         further = NEUTRAL_SAMPLING if own.get("output_mode") == "text" else NEUTRAL_SAMPLING | OF_TEXT
         own["sampling_params"] = own_fields(own["sampling_params"], further)
@@ -144,7 +135,7 @@ class TokensAnswer(Answer):
 
     def piece(self, part: Part) -> dict[str, Any]:
         """Return the event of a piece."""
-        return {**self._piece([part]), **({"usage": None} if self.counts else {})}
+        return {**self._piece([part]), **self._usage_so_far(part)}
 
     def last(self, numbers: dict[str, int]) -> dict[str, Any]:
         """Return the event that has the usage, after all pieces."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
 
 import attrs
 import msgspec
@@ -26,6 +27,12 @@ PREFIX = "trajectory:"
 """Stands before a trajectory's id where engines keep its KV, beside groups with ids of their own."""
 
 
+def kv_name(trajectory_id: str) -> str:
+    """Return the name by which engines keep a trajectory's KV: one no longer than an id may be."""
+    name = PREFIX + trajectory_id
+    return name if len(name) <= LONGEST_ID else PREFIX + sha256(trajectory_id.encode()).hexdigest()
+
+
 class AgentTurn(msgspec.Struct, frozen=True):
     """A request as a turn of a trajectory."""
 
@@ -39,9 +46,9 @@ class AgentTurn(msgspec.Struct, frozen=True):
 
 @attrs.define(eq=False)
 class _Trajectory:
-    """A trajectory that has not been forgotten; ``turns`` are under way."""
+    """A trajectory that has not been forgotten, by the name of its KV; ``turns`` are under way."""
 
-    id: str
+    name: str
     group: str
     used_s: float = 0.0
     turns: int = 0
@@ -86,8 +93,9 @@ class Trajectories:
         for group in groups:
             names = group.trajectories if turn is None else (turn.trajectory,) * group.n
             family = group.family if turn is None else turn.group
-            names = tuple(PREFIX + name for name in names)
-            found.append(msgspec.structs.replace(group, trajectories=names, family=family))
+            found.append(
+                msgspec.structs.replace(group, trajectories=tuple(map(kv_name, names)), family=family)
+            )
         return found
 
     def begin(self, groups: Sequence[PromptGroup], turn: AgentTurn | None) -> list[str]:
@@ -97,16 +105,16 @@ class Trajectories:
             for index, name in enumerate(group.trajectories):
                 request_id = f"{group.id}/{index}"
                 if request_id not in self._under_way:  # else the rollout refuses the group
-                    trajectory = self._begin_turn(name.removeprefix(PREFIX), group.family)
+                    trajectory = self._begin_turn(name, group.family)
                     trajectory.ended = turn is not None and turn.last
                     self._under_way[request_id] = trajectory
                     begun.append(request_id)
         return begun
 
-    def _begin_turn(self, trajectory_id: str, family: str) -> _Trajectory:
+    def _begin_turn(self, name: str, family: str) -> _Trajectory:
         now = asyncio.get_running_loop().time()
-        trajectory = self._trajectories.pop(trajectory_id, None) or _Trajectory(trajectory_id, family)
-        self._trajectories[trajectory_id] = trajectory  # the last one now
+        trajectory = self._trajectories.pop(name, None) or _Trajectory(name, family)
+        self._trajectories[name] = trajectory  # the last one now
         trajectory.used_s = now
         trajectory.turns += 1
         if family != trajectory.group:
@@ -116,7 +124,7 @@ class Trajectories:
             group = self._groups.pop(family, None) or _TrajectoryGroup()
             self._groups[family] = group
             group.used_s = now
-            group.members.add(trajectory.id)
+            group.members.add(trajectory.name)
         self._make_room()
         if self._timer is None:
             self._look_later(self._idle_s)
@@ -137,22 +145,25 @@ class Trajectories:
             return
         trajectory.turns -= 1
         trajectory.used_s = asyncio.get_running_loop().time()
-        if trajectory.id in self._trajectories:
-            self._trajectories.move_to_end(trajectory.id)
+        if trajectory.name in self._trajectories:
+            self._trajectories.move_to_end(trajectory.name)
         if trajectory.ended:
-            self.end(trajectory.id)
+            self._end(trajectory.name)
 
     def end(self, trajectory_id: str) -> bool:
         """Forget a trajectory, once no turn of it is under way; return whether there is one."""
-        trajectory = self._trajectories.get(trajectory_id)
+        return self._end(kv_name(trajectory_id))
+
+    def _end(self, name: str) -> bool:
+        trajectory = self._trajectories.get(name)
         if trajectory is None:
             return False
         if trajectory.turns:
             trajectory.ended = True
         else:
-            del self._trajectories[trajectory_id]
+            del self._trajectories[name]
             self._leave_group(trajectory)
-            self._forget(PREFIX + trajectory_id)
+            self._forget(name)
         return True
 
     def end_group(self, group_id: str) -> int | None:
@@ -161,7 +172,7 @@ class Trajectories:
         if group is None:
             return None
         for each in group.members:
-            self.end(each)
+            self._end(each)
         self._forget(group_id)
         return len(group.members)
 
@@ -172,14 +183,14 @@ class Trajectories:
 
     def _leave_group(self, trajectory: _Trajectory) -> None:
         if (group := self._groups.get(trajectory.group)) is not None:
-            group.members.discard(trajectory.id)
+            group.members.discard(trajectory.name)
 
     def _make_room(self) -> None:
         """Forget those that were used longest ago, where there are too many, but none with a turn."""
         if len(self._trajectories) > MOST_KEPT:
             idle = self._idlest()
             if idle is not None:
-                self.end(idle.id)
+                self._end(idle.name)
         if len(self._groups) > MOST_KEPT:
             self.end_group(next(iter(self._groups)))
 
@@ -204,7 +215,7 @@ class Trajectories:
             if left_s > 0:
                 wait_s = left_s
                 break
-            self.end(trajectory.id)
+            self._end(trajectory.name)
         while (name := self._unused_group()) is not None:
             left_s = self._groups[name].used_s + self._idle_s - now
             if left_s > 0:

@@ -3,9 +3,10 @@
 import asyncio
 import importlib.util
 import json
+import random
 import threading
 from contextlib import ExitStack
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import openai
@@ -152,6 +153,75 @@ def byte_model(tmp_path_factory):
     (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
+
+
+SPECIAL = ["<s>", "</s>", "<|mark|>"]
+SYLLABLES = ["ka", "to", "mi", "é", "😀", "❤", "한", "a", "b", " ", "\n"]
+
+
+def byte_level(draw):
+    """Return a tokenizer of bytes, and of some that are merged, also within a character."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary, merges = {letter: number for number, letter in enumerate(letters)}, []
+    common = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for _ in range(40):
+        [(text, _), *_] = common.pre_tokenize_str("".join(draw.choices(SYLLABLES[:9], k=2)))
+        start = draw.randrange(len(text))
+        for stop in range(start + 2, min(len(text), start + 4) + 1):
+            if text[start:stop] not in vocabulary:
+                vocabulary[text[start:stop]] = len(vocabulary)
+                merges.append((text[start : stop - 1], text[stop - 1]))
+    made = Tokenizer(models.BPE(vocabulary, merges))
+    made.pre_tokenizer, made.decoder = common, decoders.ByteLevel()
+    return made
+
+
+def byte_fallback(draw, marked=True):
+    """Return a tokenizer of words with a mark for the space before them, and of bytes for all else."""
+    vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}
+    for _ in range(20):
+        word = draw.choice(["▁", "▁▁", "", ""]) + "".join(draw.choices(SYLLABLES[:9], k=draw.randrange(1, 4)))
+        vocabulary.setdefault(word, len(vocabulary))
+    for word in ("▁", "▁▁", "\N{REPLACEMENT CHARACTER}"):
+        vocabulary.setdefault(word, len(vocabulary))
+    made = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    if marked:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    strip = decoders.Strip(content=" ", left=1, right=0)
+    marks = decoders.Replace("▁", " ")
+    made.decoder = decoders.Sequence([marks, decoders.ByteFallback(), decoders.Fuse(), strip])
+    return made
+
+
+def unmarked_fallback(draw):
+    """Return one as older models have, which do not say which mark they have for spaces."""
+    return byte_fallback(draw, marked=False)
+
+
+def word_piece(draw):
+    """Return a tokenizer of words and of their further parts."""
+    parts = {"".join(draw.choices(SYLLABLES[:9], k=draw.randrange(1, 3))) for _ in range(20)}
+    words = ["[UNK]", *sorted(parts), *sorted(f"##{part}" for part in parts), ".", ","]
+    made = Tokenizer(models.WordPiece({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    return made
+
+
+TOKENIZER_KINDS = (byte_level, byte_fallback, unmarked_fallback, word_piece)
+
+
+@pytest.fixture(scope="session", params=TOKENIZER_KINDS, ids=lambda kind: kind.__name__)
+def random_tokenizer(request):
+    """Return a function: a tokenizer of one kind, with special tokens, that a seed draws."""
+
+    @lru_cache(maxsize=64)
+    def make(seed):
+        made = request.param(random.Random(seed))
+        made.add_special_tokens(SPECIAL)
+        return made
+
+    make.kind = request.param.__name__
+    return make
 
 
 @pytest.fixture

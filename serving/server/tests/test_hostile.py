@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -74,7 +75,7 @@ def expect_refused(answer, status):
         (COMPLETIONS, {"prompt": [2**70]}, 400),
         (COMPLETIONS, {"prompt": "a", "max_tokens": -1}, 400),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 2**62}, 400),
-        (COMPLETIONS, {"prompt": "a", "seed": -1}, 400),
+        (COMPLETIONS, {"prompt": "a", "seed": -2}, 400),
         (COMPLETIONS, {"prompt": "a", "seed": 2**80}, 400),
         (COMPLETIONS, {"prompt": "a", "top_p": 7}, 400),
         (COMPLETIONS, {"prompt": "a", "priority": 10**300}, 400),
@@ -107,6 +108,10 @@ def expect_refused(answer, status):
         (WEIGHTS, {"directory": ""}, 400),
         (WEIGHTS, {"directory": "x" * 10_000}, 400),
         (WEIGHTS, {"directory": "/nowhere", "version": -3}, 400),
+        (WEIGHTS, {"directory": "/nowhere", "version": 2**63}, 400),
+        (WEIGHTS, b'{"directory": "/nowhere", "version": ' + b"9" * 400 + b"}", 400),
+        (WEIGHTS, {"directory": "/now\0here"}, 400),
+        (WEIGHTS, {"directory": "\0"}, 400),
         (WEIGHTS, {"shared": {"path": "/etc/passwd", "tensors": [], "digest": "0" * 64}}, 400),
         (WEIGHTS, {"shared": {"path": "/proc/1/fd/99999", "tensors": [], "digest": "0" * 64}}, 400),
     ],
@@ -155,6 +160,10 @@ def test_a_page_in_a_browser_cannot_put_instances_to_sleep_by_an_empty_body(serv
     [
         ("version=abc", b""),
         ("version=0", b""),
+        ("version=" + "9" * 400, b""),
+        ("version=" + "9" * 5000, b""),
+        (f"version={2**63}", b""),
+        (f"version=-{2**63}", b""),
         ("wait_s=nan", b""),
         ("unknown=1", b""),
         ("", b""),
@@ -243,6 +252,53 @@ def test_what_goes_wrong_within_is_a_500_in_the_same_words(serve_sim, monkeypatc
         expect_refused(ask(served, COMPLETIONS, {"prompt": "a"}), 500)
         monkeypatch.undo()
         assert ask(served, COMPLETIONS, {"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/nothing", "/v1/state", "/v1/models/", "/docs", "/healthy"])
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+def test_without_the_token_no_path_and_no_method_is_looked_at(served, method, path):
+    for headers in ({}, {"Authorization": "Bearer x"}, {"Host": "[bad"}):
+        answer = httpx.request(method, f"{served.url}{path}", headers=headers, timeout=PATIENCE_S)
+        expect_refused(answer, 401)
+
+
+JUNK = (
+    b"GET http://[bad/ HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET //[bad/ HTTP/1.1\r\nHost: [bad\r\n\r\n",
+    b"GET /v1/models/ HTTP/1.1\r\nHost: [bad\r\n\r\n",
+    b"GET /x HTTP/1.1\r\nHost: \xff\xfe\r\n\r\n",
+    b"OPTIONS * HTTP/1.1\r\nHost: [::\r\n\r\n",
+    b"CONNECT [bad HTTP/1.1\r\n\r\n",
+    b"GET /%ff%fe HTTP/1.1\r\n\r\n",
+    b"GET /v1/state HTTP/1.1\r\nAuthorization: Bearer \xff\r\n\r\n",
+    b"GET / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+    b"PUT /v1/weights?version=%zz HTTP/1.1\r\nContent-Length: 10\r\n\r\nab",
+    b"POST /v1/completions HTTP/1.1\r\nContent-Length: " + b"9" * 99 + b"\r\n\r\n",
+    b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+    b"\x16\x03\x01\x02\x00",
+    b"",
+)
+"""Bytes that are no request, or a strange one."""
+
+
+@pytest.mark.parametrize("token", [TOKEN, None])
+def test_strange_bytes_and_resets_leave_no_traceback(serve_sim, token, capfd):
+    with serve_sim(token=token) as served:
+        for junk in JUNK:
+            for reset in (False, True):
+                with socket.create_connection(
+                    ("127.0.0.1", httpx.URL(served.url).port), PATIENCE_S
+                ) as client:
+                    client.sendall(junk)
+                    if reset:
+                        linger = struct.pack("ii", 1, 0)
+                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                    else:
+                        client.shutdown(socket.SHUT_WR)
+                        assert b"500 Internal" not in b"".join(iter(lambda: client.recv(1 << 16), b""))
+        assert httpx.get(f"{served.url}/health", timeout=PATIENCE_S).status_code == 200
+    found = capfd.readouterr()
+    assert "Traceback" not in found.err + found.out
 
 
 PAGES = (

@@ -1,11 +1,17 @@
 """Fields that Seer does not have are taken where they change nothing, and refused where they would."""
 
+import json
 from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
-from seer_server import make_app
+from seer_server import make_app, responses_api
 from seer_server.neutral import IGNORED, IN_CHATS, IN_COMPLETIONS, NEUTRAL
+from seer_server.protocol import ChatRequest, CompletionRequest, StreamOptions
+from seer_server.responses_api import ResponsesRequest
+from seer_server.responses_items import messages_of
+from seer_worker.chat.messages import prepare
 
 from seer_core.runtime.runtime import Runtime
 
@@ -15,6 +21,26 @@ PATHS = {
     "chats": ("chat/completions", {"messages": [{"role": "user", "content": "how far"}]}, IN_CHATS),
 }
 CHANGED = {"echo": True, "tool_choice": "required"}
+PROTOCOLS = {"chats": ChatRequest, "completions": CompletionRequest, "responses": ResponsesRequest}
+TABLES = {"chats": IN_CHATS, "completions": IN_COMPLETIONS, "responses": responses_api.NEUTRAL}
+CLIENTS = json.loads(Path(__file__).with_name("client_fields.json").read_text())
+CODEX = {
+    "model": "seer",
+    "instructions": "be brief",
+    "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "how far"}]}],
+    "tools": [],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": None, "summary": None},
+    "store": False,
+    "stream": False,
+    "include": ["reasoning.encrypted_content"],
+    "service_tier": None,
+    "prompt_cache_key": "7a",
+    "text": {"verbosity": "low", "format": None},
+    "client_metadata": {"x-codex-installation-id": "7"},
+}
+"""A request as Codex sends it."""
 CONTROLS = {
     "ignore_eos": False,
     "frequency_penalty": 0,
@@ -27,6 +53,7 @@ CONTROLS = {
     "stop": [],
     "stop_token_ids": [],
     "include_stop_str_in_output": True,
+    "return_tokens_as_token_ids": True,
     "top_logprobs": 0,
     "prompt_logprobs": None,
 }
@@ -40,6 +67,8 @@ def ask(served_class, config):
     with served_class(make_app(partial(Runtime.from_config, config))) as served:
 
         def post(kind, **fields):
+            if kind == "responses":
+                return httpx.post(f"{served.url}/v1/responses", json=fields, timeout=PATIENCE_S)
             path, body, _ = PATHS[kind]
             body = {**body, "seed": 3, "max_tokens": 8, "return_token_ids": True, **fields}
             return httpx.post(f"{served.url}/v1/{path}", json=body, timeout=PATIENCE_S)
@@ -95,3 +124,84 @@ def test_an_error_names_the_field_at_fault(ask, fields, param):
     answer = ask("completions", **fields)
     assert answer.status_code == (404 if param == "model" else 400)
     assert answer.json()["error"]["param"] == param
+
+
+FIELDS = [(client, path) for client, lists in CLIENTS.items() for path in lists if path != "version"]
+
+
+@pytest.mark.parametrize(("client", "path"), FIELDS, ids=lambda each: each)
+def test_each_field_that_a_client_has_is_decided_on(client, path):
+    fields = set(CLIENTS[client][path])
+    if path == "stream_options":
+        assert fields <= set(StreamOptions.__struct_fields__)
+        return
+    own = {*PROTOCOLS[path].__struct_fields__, *IGNORED, *NEUTRAL, *TABLES[path]}
+    assert fields <= own, f"{client} sends more; decide on it in neutral.py"
+
+
+def test_clients_lists_name_the_fields_that_agents_send():
+    assert set(CODEX) <= {*CLIENTS["codex"]["responses"]}
+    assert {"openai", "litellm", "inspect_ai", "lm_eval", "vllm", "codex"} <= CLIENTS.keys()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"reasoning": None},
+        {"reasoning": {"effort": None, "summary": "auto"}},
+        {"include": []},
+        {"text": None},
+        {"stream_options": {"include_obfuscation": None}},
+        {"seed": -1},
+    ],
+)
+def test_a_request_of_codex_is_answered(ask, changed):
+    answer = ask("responses", **{**CODEX, "max_output_tokens": 4, **changed})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["output"][0]["type"] == "message"
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_a_seed_of_minus_one_is_none(ask, kind):
+    assert tokens(ask(kind, seed=-1, group="of its own")) == tokens(ask(kind, seed=None, group="of its own"))
+    assert ask(kind, seed=-2).status_code == 400
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_a_stream_counts_the_tokens_of_each_choice_so_far(ask, kind):
+    options = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": None}
+    text = ask(kind, stream=True, n=2, stream_options=options).text
+    *events, last = [json.loads(line[6:]) for line in text.split("\n\n") if line and "[DONE]" not in line]
+    written = {0: 0, 1: 0}
+    for event in events:
+        [choice] = event["choices"]
+        written[choice["index"]] += len(choice["token_ids"])
+        used = event["usage"]
+        assert used["completion_tokens"] == written[choice["index"]]
+        assert used["total_tokens"] == used["prompt_tokens"] + used["completion_tokens"]
+        assert used["prompt_tokens"] == last["usage"]["prompt_tokens"] > 0
+    assert last["usage"]["completion_tokens"] == sum(written.values())
+    for options in ({"include_usage": True}, {"continuous_usage_stats": True}):
+        text = ask(kind, stream=True, stream_options=options).text
+        assert all(not json.loads(line[6:]).get("usage") for line in text.split("\n\n")[:-3])
+
+
+NULLS = dict.fromkeys(
+    ("audio", "function_call", "name", "reasoning", "reasoning_content", "reasoning_details", "refusal")
+)
+
+
+def test_null_fields_of_messages_and_of_items_are_as_absent_ones():
+    plain = [{"role": "user", "content": "how far"}, {"role": "assistant", "content": "9"}]
+    nulls = [{**each, **NULLS, "tool_calls": None, "annotations": None} for each in plain]
+    assert prepare(nulls, "") == prepare(plain, "")
+    part = {"type": "output_text", "text": "9", "annotations": [], "logprobs": None}
+    reasoning = {"type": "reasoning", "id": "r", "content": None, "encrypted_content": None, "status": None}
+    items = [
+        {"role": "user", "content": "how far", "type": "message", "id": None, "status": None, "phase": None},
+        {**reasoning, "summary": [{"type": "summary_text", "text": None}]},
+        {"type": "message", "role": "assistant", "content": [part], "id": "m", "phase": None},
+    ]
+    assert [each.get("reasoning", "") for each in messages_of(items)] == ["", ""]
+    assert prepare(messages_of(items), "")[0] == prepare(plain, "")[0]

@@ -219,7 +219,7 @@ def runtime_dir(tmp_path, monkeypatch):
     return tmp_path / "runtime" / "seer"
 
 
-def test_a_server_makes_a_token_that_its_user_alone_can_read_and_keeps_it(start, runtime_dir):
+def test_a_server_makes_a_token_that_its_user_alone_can_read_and_each_start_a_new_one(start, runtime_dir):
     process, url = start("--port", "0")
     port = httpx.URL(url).port
     [path] = runtime_dir.iterdir()
@@ -229,12 +229,14 @@ def test_a_server_makes_a_token_that_its_user_alone_can_read_and_keeps_it(start,
         assert httpx.post(f"{url}{path_of}", json={}, timeout=60).status_code == 401
     assert httpx.get(f"{url}/v1/models", timeout=60).status_code == 401
     assert httpx.get(f"{url}/health", timeout=60).status_code == 200
-    first = ask(url)
+    first, before = ask(url), path.read_text()
     process.kill()
     process.wait(60)
     process, url = start("--port", str(port))
-    assert own_token(port)[0] == path.read_text().strip()
+    assert own_token(port)[0] == path.read_text().strip() != before.strip()
     assert ask(url) == first
+    stolen = {"Authorization": f"Bearer {before.strip()}"}
+    assert httpx.get(f"{url}/v1/state", headers=stolen, timeout=60).status_code == 401
 
 
 def test_completions_may_be_open_and_what_commands_the_engines_is_not(start, runtime_dir, tmp_path):
@@ -270,6 +272,8 @@ def test_weights_are_loaded_from_below_the_roots_alone(start, runtime_dir, tmp_p
 def test_a_token_that_others_can_read_is_refused(runtime_dir):
     token, path = own_token(4711)
     assert own_token(4711) == (token, path)
+    assert own_token(4711, new=True)[0] != token
+    assert [each.name for each in runtime_dir.iterdir()] == [path.name]
     path.chmod(0o640)
     with pytest.raises(ConfigError, match="can be read or changed by others"):
         own_token(4711)

@@ -10,6 +10,10 @@ from seer_server.text import StreamedText
 from seer_worker.tokenizer import ModelTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from seer_core.model import Sampling
+from seer_core.model.arrays import Tokens
+from seer_core.text import REPLACEMENT, GrowingText, find_stop, text_before_stop
+
 WEIGHTS = Path(__file__).parents[3] / "examples/tiny_reasoner/weights"
 
 
@@ -32,9 +36,9 @@ def of_words(folder):
     marks, strip = decoders.Replace("▁", " "), decoders.Strip(content=" ", left=1, right=0)
     made.decoder = decoders.Sequence([marks, decoders.ByteFallback(), decoders.Fuse(), strip])
     made.save(str(folder / "tokenizer.json"))
-    # Whole characters alone: bytes that are no text change the text before them.
     letters = st.characters(codec="utf-8").map(str.encode)
-    return one_of(len(WORDS)) | letters.map(lambda letter: [len(WORDS) + byte for byte in letter])
+    characters = letters.map(lambda letter: [len(WORDS) + byte for byte in letter])
+    return one_of(len(WORDS)) | characters | one_of(len(WORDS) + 256)
 
 
 def of_the_reasoner(folder):
@@ -62,8 +66,92 @@ def test_pieces_make_the_text_that_the_tokens_make(tokenizer, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(tokens)), max_size=8)))
     growing = StreamedText(tokenizer.decode)
     pieces = [growing.add(tokens[start:stop]) for start, stop in zip([0, *cuts], cuts, strict=False)]
-    text = tokenizer.decode(tokens)
+    text = whole_text(tokenizer.decode, [], tokens)
     assert "".join(pieces) + growing.rest(text) == text
+    if REPLACEMENT not in tokenizer.decode(tokens):
+        assert text == tokenizer.decode(tokens)
+
+
+def whole_text(decode, prompt, tokens):
+    return text_before_stop(decode, Sampling(), prompt, Tokens(tokens), False).text
+
+
+def cut(tokens, cuts):
+    places = sorted(min(each, len(tokens)) for each in cuts)
+    return [tokens[start:stop] for start, stop in zip([0, *places], [*places, len(tokens)], strict=True)]
+
+
+def streamed(decode, sampling, prompt, tokens, cuts, text):
+    """Return the pieces of a stream, of which the last has what is missing of the whole text."""
+    stream = StreamedText(decode, sampling, prompt)
+    pieces = [stream.add(piece) for piece in cut(tokens, cuts)]
+    return [*pieces, stream.rest(text)]
+
+
+CUTS = st.lists(st.integers(0, 60), max_size=12)
+SEEDS = st.integers(0, 15)
+
+
+def tokens_of(made):
+    """Return a strategy for tokens: any of them, and more often bytes and special ones."""
+    size, special = made.get_vocab_size(), [made.token_to_id(word) for word in ("<s>", "<|mark|>")]
+    parts = [made.token_to_id(f"<0x{byte:02X}>") for byte in (0xE2, 0x9D, 0xA4, 0xF0, 0x9F, 0x0A)]
+    some = [token for token in parts if token is not None] or list(range(size))
+    return st.lists(st.integers(0, size - 1) | st.sampled_from(special) | st.sampled_from(some), max_size=40)
+
+
+@given(data=st.data(), seed=SEEDS, cuts=CUTS)
+@settings(max_examples=200, deadline=None)
+def test_a_stream_s_pieces_make_the_whole_text_of_any_tokens(random_tokenizer, data, seed, cuts):
+    made = random_tokenizer(seed)
+    prompt, tokens = data.draw(tokens_of(made)), data.draw(tokens_of(made))
+    text = whole_text(made.decode, prompt, tokens)
+    assert "".join(streamed(made.decode, Sampling(), prompt, tokens, cuts, text)) == text
+    growing = GrowingText(made.decode, prompt)
+    assert growing.add(tokens) + growing.rest() == text
+    if random_tokenizer.kind == "byte_level" and not prompt:
+        assert text == made.decode(tokens)
+
+
+@given(data=st.data(), seed=SEEDS, cuts=CUTS, include=st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_a_stream_ends_at_a_stop_string_as_the_whole_text_does(random_tokenizer, data, seed, cuts, include):
+    made = random_tokenizer(seed)
+    prompt, tokens = data.draw(tokens_of(made)), data.draw(tokens_of(made))
+    settled = GrowingText(made.decode, prompt).add(tokens)
+    places = st.tuples(st.integers(0, max(0, len(settled) - 1)), st.integers(1, 4))
+    stop = data.draw(places.map(lambda place: settled[place[0] : sum(place)])) or "never"
+    sampling = Sampling(stop=(stop,), include_stop_str_in_output=include)
+    growing, seen = GrowingText(made.decode, prompt), ""
+    for number, token in enumerate(tokens, 1):  # as engines look for it
+        new = growing.add([token])
+        found = find_stop(seen, new, (stop,))
+        seen += new
+        if found is not None:
+            tokens = tokens[:number]
+            break
+    ending = text_before_stop(made.decode, sampling, prompt, Tokens(tokens), True)
+    assert ending.stop_reason == (stop if stop in settled else None)
+    if stop in settled:
+        end = settled.index(stop) + (len(stop) if include else 0)
+        assert ending.text == settled[:end]
+    # The token that ends a response comes with its whole text.
+    pieces = streamed(made.decode, sampling, prompt, tokens[:-1], cuts, ending.text)
+    assert "".join(pieces) == ending.text
+
+
+@given(data=st.data(), seed=SEEDS)
+@settings(max_examples=100, deadline=None)
+def test_bytes_of_a_prompt_that_are_no_text_are_not_in_the_response(random_tokenizer, data, seed):
+    made = random_tokenizer(seed)
+    prompt = data.draw(tokens_of(made))
+    words = [token for token in range(made.get_vocab_size()) if made.decode([token, token]).isascii()]
+    words = [token for token in words if not made.id_to_token(token).startswith("<0x")]
+    tokens = data.draw(st.lists(st.sampled_from(words), min_size=1, max_size=10))
+    text = whole_text(made.decode, prompt, tokens)
+    assert REPLACEMENT not in text
+    if random_tokenizer.kind == "byte_level":
+        assert text == made.decode(tokens)
 
 
 class Bytes:

@@ -97,6 +97,25 @@ def test_ids_change_no_token(serve_sim, ids):
     assert [each["token_ids"] for each in plain] == [each["token_ids"] for each in named]
 
 
+@pytest.mark.parametrize("length", [1, 189, 190, 200])
+def test_an_id_may_have_as_many_characters_as_the_message_names(serve_watched, length):
+    served, _, forgotten = serve_watched()
+    with served:
+        name, other = "t" * length, "t" * (length - 1) + "u"
+        for each in (name, name, other):
+            post(served, {"prompt": [5, 6], "max_tokens": 3, "trajectory": each})
+        assert kept(served).kept == 2
+        record = {"prompt_token_ids": [5], "n": 1, "max_tokens": 2, "family": "f", "trajectories": [name]}
+        answer = httpx.post(f"{served.url}/v1/rollouts", json={"records": [record]}, timeout=PATIENCE_S)
+        assert '"done"' in answer.text
+        assert delete(served, f"/v1/trajectories/{name}") == {"ended": 1}
+        assert delete(served, f"/v1/trajectories/{name}") == {"ended": 0}
+        body = {"prompt": [5], "trajectory": "t" * 201}
+        refused = httpx.post(f"{served.url}/v1/completions", json=body, timeout=PATIENCE_S)
+        assert (refused.status_code, "1 to 200 characters" in refused.text) == (400, True)
+    assert len(set(forgotten)) == 1
+
+
 def test_turns_with_the_same_ids_and_without_a_seed_are_other_draws(serve_sim):
     body = {"prompt": [5, 6, 7], "trajectory": "t", "group": "g"}
     with serve_sim() as served:
@@ -130,9 +149,9 @@ def test_siblings_are_known_to_the_scheduler_by_the_group_s_id(serve_watched):
 def test_a_header_names_the_trajectory(serve_sim, headers):
     with serve_sim() as served:
         post(served, {"prompt": [5, 6, 7]}, **headers)
-        assert list(kept(served)._trajectories) == ["t"]
+        assert list(kept(served)._trajectories) == [f"{PREFIX}t"]
         post(served, {"prompt": [5, 6, 7], "trajectory": "by field"}, **headers)
-        assert list(kept(served)._trajectories) == ["t", "by field"]
+        assert list(kept(served)._trajectories) == [f"{PREFIX}t", f"{PREFIX}by field"]
 
 
 @pytest.mark.parametrize(
@@ -379,7 +398,7 @@ def test_what_was_used_longest_ago_makes_room_and_a_turn_under_way_stays(monkeyp
         for name in "abcb":
             play(trajectories, name)
         play(trajectories, "d")
-        assert list(trajectories._trajectories) == ["busy", "b", "d"]
+        assert list(trajectories._trajectories) == [f"{PREFIX}{name}" for name in ("busy", "b", "d")]
         trajectories.close()
 
     assert keep(story) == [f"{PREFIX}a", f"{PREFIX}c"]
@@ -403,7 +422,7 @@ def test_a_trajectory_between_two_turns_is_forgotten_in_time_and_one_in_a_turn_i
         play(trajectories, "idle", "g")
         while trajectories.kept > 1 or trajectories.kept_groups:
             await asyncio.sleep(0)
-        assert list(trajectories._trajectories) == ["busy"]
+        assert list(trajectories._trajectories) == [f"{PREFIX}busy"]
         trajectories.completed(completion("long"))
         while trajectories.kept:
             await asyncio.sleep(0)
