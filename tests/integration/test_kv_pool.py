@@ -113,7 +113,7 @@ def test_another_pool_is_one_line_and_has_a_table_of_its_own(write_config, distr
             r"\[seer\].kv_pool: .* 'locl'; did you mean 'local'\?; install .* 'none'",
         ),
         ([], "", 'kv_pool = "sim"', "'sim' makes no KV pool"),
-        ([], "[kv_pool.absent]\nx = 1", "", r"\[kv_pool.absent\]: no installed plug-in"),
+        ([], "[kv_pool.locl]\nx = 1", "", r"kv_pool.locl.*no installed plug-in.*did you mean 'local'"),
         (
             [],
             "[kv_pool.local]\ncapacity = 1",

@@ -152,9 +152,9 @@ def test_rewards_as_large_as_may_be_have_finite_advantages():
 @pytest.mark.parametrize(
     "name", ["KeyboardInterrupt", "SystemExit", "CancelledError", "a surrogate", "text raises"]
 )
-def test_a_file_that_raises_as_it_is_imported_is_an_error_at_the_start(folder, name):
-    (folder / "broken.py").write_text(f"from tests.support.raising import raise_one\nraise_one({name!r})")
-    with pytest.raises(ConfigError) as caught, RewardPool("broken.py:reward", folder, 1, 60.0):
+def test_a_file_that_raises_as_it_is_imported_is_an_error_at_the_start(tmp_path, name):
+    (tmp_path / "broken.py").write_text(f"from tests.support.raising import raise_one\nraise_one({name!r})")
+    with pytest.raises(ConfigError) as caught, RewardPool("broken.py:reward", tmp_path, 1, 60.0):
         pass
     assert class_of(name) in str(caught.value)
     assert str(caught.value).isprintable()
