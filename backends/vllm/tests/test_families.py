@@ -8,8 +8,8 @@ from backends.tests.families import FAMILIES, expect_updates_to_equal_starts  # 
 
 pytestmark = pytest.mark.engine
 
-AT_ONCE = ("qwen2", "gemma3", "qwen3 with experts", "gpt-oss", "qwen3-next", "qwen3, eight bits")
-"""Biases, a tied head, experts, sinks, a hybrid, quantised layers; test_vllm_weights.py has a plain Qwen3."""
+AT_ONCE = ("gemma3", "qwen3 with experts", "gpt-oss", "qwen3, eight bits")
+"""A tied head, experts, sinks, quantised layers; test_vllm_weights.py has a plain Qwen3."""
 ELSEWHERE = {
     "deepseek_v3, glm4_moe_lite, kimi": "latent attention (MLA) of a CPU differs between batches",
     "nemotron_h, falcon_h1, mamba2": "the Mamba-2 mixer of this vLLM fails on a CPU (IndexError)",
