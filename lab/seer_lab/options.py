@@ -106,7 +106,7 @@ OPTIONS = (
         "--tokenizer",
         type=InputPath(),
         metavar="DIR",
-        help="A model's directory: its tokenizer.json counts the tokens of logs that hold texts.",
+        help="A model's directory: its tokenizer counts the tokens of logs that hold texts.",
     ),
     click.option(
         "--on",

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from seer_core.errors import ConfigError
-from seer_core.installation import how_to_install
 
 __all__ = ["CHARACTERS", "estimate", "token_counter"]
 
@@ -29,8 +28,7 @@ def token_counter(model_dir: Path) -> Callable[[str], int]:
         import transformers  # noqa: F401  # imported late by what comes next
         from seer_worker.tokenizer import ModelTokenizer
     except ImportError as error:
-        remedy = how_to_install("lab", "`make setup`")
-        raise ConfigError(f"--tokenizer needs transformers ({error}); {remedy}") from error
+        raise ConfigError(f"--tokenizer needs transformers ({error}); pip install transformers") from error
     tokenizer = ModelTokenizer(model_dir)
     tokenizer.encode_part("")  # so that a bad file is found before anything is read
     return lambda text: len(tokenizer.encode_part(text))
