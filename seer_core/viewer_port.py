@@ -26,7 +26,7 @@ import attrs
 __all__ = ["ViewerHandler", "ViewerPort", "allow_files"]
 
 MOST_FILES = 65_536
-"""Open files that the process of a run allows itself, where the machine does; each connection is one."""
+"""Open files that a process allows itself, where the machine does; each connection is one."""
 
 MOST_CONNECTIONS = 256
 FILES_PER_CONNECTION = 8

@@ -22,10 +22,11 @@ from seer_core.errors import ConfigError
 from seer_core.plugins.config import Config
 from seer_core.ports.policy import Observer
 from seer_core.runtime.runtime import Runtime
+from seer_core.viewer_port import allow_files
 from seer_server.app import make_app
 from seer_server.http import is_loopback
 from seer_server.parsing import ParserNames
-from seer_server.process import OrderlyServer, allow_files
+from seer_server.process import OrderlyServer
 from seer_server.tokens import own_token, read_token
 from seer_server.trajectories import IDLE_S
 

@@ -82,9 +82,7 @@ async def _flaw_in_time(form: StructuredOutputs) -> str | None:
 
 
 def _misshapen(form: StructuredOutputs) -> str | None:
-    """Return why a form cannot be looked at: it is empty, or JSON of another kind than an object."""
-    if form.choice is not None and not form.choice:
-        return "structured_outputs has an empty choice; give texts"
+    """Return why a form cannot be looked at: it is JSON of another kind than an object."""
     for name, spec in (("json", form.json), ("structural_tag", form.structural_tag)):
         with suppress(msgspec.DecodeError, RecursionError):
             if isinstance(spec, str) and not isinstance(msgspec.json.decode(spec), dict | list):

@@ -1,10 +1,9 @@
-"""The process of the server: its limit of open files, and its end by a signal."""
+"""The process of the server: its connections within the limit of open files, and its end by a signal."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import resource
 import signal
 import socket
 import threading
@@ -14,23 +13,12 @@ from types import FrameType
 
 import uvicorn
 
-__all__ = ["OrderlyServer", "allow_files"]
-
-MOST_FILES = 65_536
-"""Open files that the server allows itself, where the machine does; each connection is one."""
+__all__ = ["OrderlyServer"]
 
 SPARE_FILES = 64
-"""Of these for engines and logs, and for what comes between two looks at the connections."""
-
-
-def allow_files() -> int:
-    """Raise the number of files that this process may have open, as far as it may; return it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if 0 <= soft < most:  # -1: no limit
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return most
-
+"""Of the files that may be open, those for engines and logs, and for what comes between two looks at the
+connections.
+"""
 
 HANG_UP_S = 10.0
 """In which answers end whose connections are closed; uvicorn then cancels the rest, with a traceback each."""

@@ -18,7 +18,7 @@ from seer_worker.client.digest import digest_of
 from seer_worker.client.local import LocalLauncher
 from seer_worker.client.process_transport import Launch
 from seer_worker.tokenizer.library import read
-from seer_worker.tokenizer.reading import TokenizerReading, require_sound
+from seer_worker.tokenizer.reading import TokenizerReading
 from seer_worker.wire import ReadTokenizer, TokenizerRead
 
 __all__ = ["TokenizerReader"]
@@ -66,7 +66,6 @@ class TokenizerReader:
                 *map(str, (self._interpreter, *self._wanted)),
             )
             if key not in _read:
-                require_sound(self.model_dir)
                 _read[key] = self._read()
                 self._log(_read[key])
             return _read[key]
