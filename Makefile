@@ -11,8 +11,8 @@ ENGINE ?= vllm
 # SGLang has an environment of its own.
 SETUP_sglang = setup-sglang
 
-CORE_TESTS = tests/core $(foreach each,divided_rollout context_sched length_posterior baselines journal rivals,plugins/$(each)) \
-	backends/sim --ignore backends/sim/tests/test_trace.py  # its runs draft by grouped_spec, which is compiled
+CORE_TESTS = tests/core $(foreach each,divided_rollout context_sched length_posterior baselines journal,plugins/$(each)) \
+	contrib/rivals backends/sim --ignore backends/sim/tests/test_trace.py  # its runs draft by grouped_spec, which is compiled
 
 demo: setup $(SETUP_$(ENGINE))  ## The example under the baseline and under each technique; ENGINE=sglang: on SGLang.
 	.venv/bin/seer compare examples/tiny_reasoner/demo.toml --set seer.engine=$(ENGINE)

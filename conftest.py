@@ -31,7 +31,17 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 pytest_plugins = [
     f"tests.harness.{name}"
-    for name in ("selection", "gate", "order", "time_limits", "skips", "late_errors", "second_runs", "costs")
+    for name in (
+        "selection",
+        "gate",
+        "order",
+        "time_limits",
+        "skips",
+        "late_errors",
+        "second_runs",
+        "costs",
+        "adapters",
+    )
 ]
 
 collect_ignore = ["training/verl", "tests/clients"]

@@ -11,7 +11,7 @@ of the groups, the first ones, and of the instances.
 
 `sticky` is the way of verl and SkyRL: each trajectory stays on one instance, and its engine's prefix cache
 keeps KV until others need the room.  `cache-ttl`, `program-pause` and `migrate-in-tools` are rivals
-(plugins/rivals), after CacheTTL, ThunderAgent and Heddle.  `divided` and `context` are Seer's scheduling
+(contrib/rivals), after CacheTTL, ThunderAgent and Heddle.  `divided` and `context` are Seer's scheduling
 without drafts: its pool has the KV of each turn while the tool works.  `room for all` is `sticky` on
 instances whose KV holds all contexts, where none is lost.
 

@@ -1,6 +1,6 @@
 """Which scheduling is fastest on which lengths: ours, or what others have published?
 
-No policy drafts.  The rivals are plug-ins (plugins/rivals): verl's KV-aware balancer, the order by the last
+No policy drafts.  The rivals are plug-ins (contrib/rivals): verl's KV-aware balancer, the order by the last
 epoch's lengths, and tail isolation after TailSieve, which keeps one instance for the longest responses.  The
 share of its KV that they may fill is in the row's name.  It gets true lengths, as `oracle` does, or the last
 epoch's.  These are a group's own lengths drawn with repeats: the model has not changed in between.

@@ -143,7 +143,17 @@ def released_requirements() -> dict[str, set[str]]:
 def project_files() -> Iterator[Path]:
     """Yield the pyproject.toml of each distribution of ours, examples and stubs apart."""
     yield ROOT / "pyproject.toml"
-    for room in ("plugins/*", "backends/*", "serving/*", "training/*", "cli", "lab", "packages/*"):
+    for room in (
+        "plugins/*",
+        "backends/*",
+        "serving/*",
+        "training/*",
+        "contrib/*",
+        "cli",
+        "lab",
+        "testing",
+        "packages/*",
+    ):
         yield from sorted(ROOT.glob(f"{room}/pyproject.toml"))
 
 

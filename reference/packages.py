@@ -11,7 +11,7 @@ from reference.frame import ROOT
 
 __all__ = ["packages", "repository_entry_points", "version"]
 
-ROOMS = ("plugins", "backends", "serving", "training", "lab", "cli")
+ROOMS = ("plugins", "backends", "serving", "training", "contrib", "lab", "cli", "testing")
 
 
 def packages() -> dict[str, Path]:

@@ -53,7 +53,7 @@ PAGES = (
             "seer_core.ports.contracts",
             "seer_core.model.requests",
             "seer_core.model.chunks",
-            "seer_core.testing",
+            "seer_testing",
             "seer_worker.client.fleet",
             "seer_worker.process.instance",
         ),

@@ -100,7 +100,7 @@ class StalledError(SeerError):
 class TransitionError(SeerError):
     """A request was asked for something that its state does not allow.
 
-    Remedy: the engine or plug-in broke its contract; run the contract tests of ``seer_core.testing`` against
+    Remedy: the engine or plug-in broke its contract; run the contract tests of ``seer_testing`` against
     it.
     """
 

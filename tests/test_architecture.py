@@ -11,7 +11,7 @@ PACKAGES = {
     "core": "seer_core",
     "cli": "cli/seer_cli",
     "lab": "lab/seer_lab",
-    **{room: f"{room}/*/seer_*" for room in ("plugins", "backends", "serving", "training")},
+    **{room: f"{room}/*/seer_*" for room in ("plugins", "backends", "serving", "training", "contrib")},
 }
 
 

@@ -12,9 +12,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import seer_testing
 from seer_cli.copying import EXAMPLE_SLOTS, files_of
-
-from seer_core import testing
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/guides/write-a-plugin.md"
@@ -209,7 +208,7 @@ def test_the_page_about_plug_ins_names_every_slot_and_every_contract():
     table = PAGE.read_text().partition("| slot | Protocol |")
     rows = [line for line in "".join(table[1:]).splitlines() if line.startswith("| ")]
     assert {row.split("|")[1].strip() for row in rows} == {"slot", *EXAMPLE_SLOTS}
-    contracts = {name for name in testing.__all__ if name.endswith("Contract")}
+    contracts = {name for name in seer_testing.__all__ if name.endswith("Contract")}
     assert {name for row in rows for name in re.findall(r"`(\w+Contract)`", row)} == contracts
 
 

@@ -1,6 +1,7 @@
 """Progress: how many requests wait for what, when the tail begins, and the KV that is reserved."""
 
 from seer_cli.progress import RunProgress
+from seer_testing.harness import SchedulerHarness
 
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
@@ -18,7 +19,6 @@ from seer_core.model.events import (
     RolloutPaused,
     RolloutResumed,
 )
-from seer_core.testing.harness import SchedulerHarness
 
 
 def started(slots=2, kv=1024):

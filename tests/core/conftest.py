@@ -3,9 +3,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from seer_testing.harness import SchedulerHarness
 
 from seer_core.scheduling.scheduler import Policies
-from seer_core.testing.harness import SchedulerHarness
 
 
 @pytest.fixture

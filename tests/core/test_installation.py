@@ -55,10 +55,12 @@ def test_a_plugin_of_seers_that_is_not_here_has_its_remedy():
 
 def test_each_plugin_that_an_environment_may_lack_has_a_remedy():
     light = re.search(r"for technique in (.*?);", (ROOT / "scripts/setup-core").read_text())[1].split()
-    folders = {*(f"plugins/{name}" for name in light), "backends/sim", "backends/kv_local"}
+    folders = {f"plugins/{name}" for name in light} | {"backends/sim", "backends/kv_local", "contrib/rivals"}
     named = set()
     for file in (
-        file for room in ("plugins", "backends", "training") for file in ROOT.glob(f"{room}/*/pyproject.toml")
+        file
+        for room in ("plugins", "backends", "training", "contrib")
+        for file in ROOT.glob(f"{room}/*/pyproject.toml")
     ):
         if str(file.parent.relative_to(ROOT)) not in folders:
             named |= set(tomllib.loads(file.read_text())["project"].get("entry-points", {}).get("seer", {}))

@@ -7,10 +7,10 @@ from seer_baselines.group_round_robin import GroupRoundRobin
 from seer_baselines.oracle_longest_first import OracleLongestFirst
 from seer_context_sched import ContextAware
 from seer_divided_rollout import Chunks, KvAware
+from seer_testing.rollouts import roll_out_at_random
 
 from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
 from seer_core.scheduling.scheduler import Policies, Slot
-from seer_core.testing.rollouts import roll_out_at_random
 
 splitters = st.sampled_from([WholeRequests, lambda: Chunks(7), lambda: Chunks(32)])
 prioritizers = st.sampled_from([FirstComeFirstServed, OracleLongestFirst, ContextAware])

@@ -18,7 +18,7 @@ LONGEST = (
     "tests/test_packages.py",
     "tests/integration/",
     "serving/server/tests/test_against_vllm.py",
-    "plugins/openenv/",
+    "contrib/openenv/",
     "training/",
     "backends/",
     "tests/test_new_plugin.py",

@@ -2,8 +2,7 @@
 
 import numpy as np
 from seer_kv_local import LocalPool, NodePools
-
-from seer_core.testing import KVPoolContract
+from seer_testing import KVPoolContract
 
 BLOCKS, INSTANCES = 12, 3
 TABLE_BYTES, PAGES = 56, 4 * 4096

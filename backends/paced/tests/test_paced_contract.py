@@ -1,8 +1,7 @@
 """Paced instances keep the contract of engines, on either clock."""
 
 import pytest
-
-from seer_core.testing import EngineContract
+from seer_testing import EngineContract
 
 pytestmark = pytest.mark.engine
 

@@ -2,8 +2,7 @@
 
 from seer_sim.clock import VirtualClock
 from seer_sim.plugin import Settings, make_fleet
-
-from seer_core.testing import ClockContract, EngineContract
+from seer_testing import ClockContract, EngineContract
 
 
 class TestVirtualClock(ClockContract):

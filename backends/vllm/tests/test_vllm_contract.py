@@ -1,8 +1,7 @@
 """Real vLLM keeps the contract of engines."""
 
 import pytest
-
-from seer_core.testing import EngineContract
+from seer_testing import EngineContract
 
 pytestmark = pytest.mark.engine
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from seer_testing import EngineContract
 from seer_worker.client import fork_server
 from seer_worker.client.channel import Channel
 from seer_worker.client.local import LocalLauncher
@@ -26,7 +27,6 @@ from seer_core.ports.drafting import SiblingTokens, SourceSpec
 from seer_core.ports.engine import ChunkJob, ModelInfo, PlaceSeeker
 from seer_core.ports.kv import PoolStats, StoreSpec
 from seer_core.ports.weights import directory
-from seer_core.testing import EngineContract
 
 HERE = str(Path(__file__).parent)
 

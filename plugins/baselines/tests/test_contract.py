@@ -3,8 +3,7 @@
 from seer_baselines.group_round_robin import GroupRoundRobin
 from seer_baselines.oracle_longest_first import OracleLongestFirst
 from seer_baselines.sticky_sessions import StickySessions
-
-from seer_core.testing import PlacerContract, PrioritizerContract
+from seer_testing import PlacerContract, PrioritizerContract
 
 
 class TestGroupRoundRobin(PlacerContract):

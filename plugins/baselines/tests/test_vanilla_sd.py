@@ -1,9 +1,9 @@
 import msgspec
 import pytest
 from seer_baselines.vanilla_sd import AdaptiveLength, Settings, VanillaDrafter, seer_make_drafter
+from seer_testing import DrafterContract
 
 from seer_core.ports.drafting import Drafter, StepTimes
-from seer_core.testing import DrafterContract
 
 FREE = StepTimes((1, 64), (0, 16), ((1.0, 1.0), (1.0, 1.0)))
 DEAR = StepTimes((1, 64), (0, 16), ((1.0, 1.0), (1.0, 17.0)))

@@ -6,9 +6,9 @@ from itertools import pairwise
 import hypothesis.strategies as st
 from hypothesis import given, settings
 from seer_context_sched import ContextAware
+from seer_testing import QueueHarness
 
 from seer_core.model import GroupContext, Request, RequestState
-from seer_core.testing import QueueHarness
 
 MAX_TOKENS = 50
 

@@ -1,10 +1,9 @@
 """The contracts of a splitter and of a placer, and what both are for, on the simulator."""
 
 from seer_divided_rollout import AffordableChunks, Chunks, KvAware
+from seer_testing import PlacerContract, SplitterContract
 
-from seer_core.testing import PlacerContract, SplitterContract
-
-pytest_plugins = ["seer_core.testing.simulate"]
+pytest_plugins = ["seer_testing.simulate"]
 
 
 class TestChunks(SplitterContract):

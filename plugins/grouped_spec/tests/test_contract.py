@@ -3,8 +3,7 @@
 import msgspec
 from seer_grouped_spec.plugin import GroupedDrafter, Settings
 from seer_grouped_spec.source import GroupedSource
-
-from seer_core.testing import DrafterContract, DraftSourceContract
+from seer_testing import DrafterContract, DraftSourceContract
 
 
 class TestGroupedDrafter(DrafterContract):

@@ -1,10 +1,9 @@
 """The contract of a prioritizer, and what the plug-in is for, on the simulator."""
 
 from seer_length_posterior import LongestPlausible
+from seer_testing import PrioritizerContract
 
-from seer_core.testing import PrioritizerContract
-
-pytest_plugins = ["seer_core.testing.simulate"]
+pytest_plugins = ["seer_testing.simulate"]
 
 
 class TestLongestPlausible(PrioritizerContract):

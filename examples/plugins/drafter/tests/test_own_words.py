@@ -1,8 +1,8 @@
-from seer_core.testing import DrafterContract, DraftSourceContract
+from seer_testing import DrafterContract, DraftSourceContract
 
 import seer_own_words
 
-pytest_plugins = ["seer_core.testing.simulate"]
+pytest_plugins = ["seer_testing.simulate"]
 
 
 class TestOwnWords(DrafterContract):

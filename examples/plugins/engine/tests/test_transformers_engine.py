@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from seer_core.plugins.hookspecs import Startup
-from seer_core.testing import EngineContract
+from seer_testing import EngineContract
 
 WEIGHTS = Path(__file__).parents[3] / "tiny_reasoner" / "weights"
 

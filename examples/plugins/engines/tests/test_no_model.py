@@ -1,5 +1,5 @@
 from seer_core import rollout
-from seer_core.testing import EngineContract
+from seer_testing import EngineContract
 
 from seer_no_model import NoModelFleet, Settings
 

@@ -1,11 +1,11 @@
 import asyncio
 
 from seer_core.ports.environment import ModelTurn, Trajectory
-from seer_core.testing import EnvironmentContract
+from seer_testing import EnvironmentContract
 
 from seer_pocket_calculator import PocketCalculator
 
-pytest_plugins = ["seer_core.testing.simulate"]
+pytest_plugins = ["seer_testing.simulate"]
 
 TRAJECTORY = Trajectory("g/0", "g", 0, 7, (1, 2, 3), {"answer": "07"}, {})
 

@@ -1,6 +1,6 @@
 from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import assemble
-from seer_core.testing import KVPoolContract
+from seer_testing import KVPoolContract
 
 from seer_sqlite_kv import SqliteKv
 

@@ -1,8 +1,8 @@
-from seer_core.testing import ObserverContract
+from seer_testing import ObserverContract
 
 from seer_chunk_counts import ChunkCounts
 
-pytest_plugins = ["seer_core.testing.simulate"]
+pytest_plugins = ["seer_testing.simulate"]
 
 
 class TestChunkCounts(ObserverContract):

@@ -1,8 +1,8 @@
-from seer_core.testing import PlacerContract
+from seer_testing import PlacerContract
 
 from seer_most_room import MostRoom
 
-pytest_plugins = ["seer_core.testing.simulate"]
+pytest_plugins = ["seer_testing.simulate"]
 
 
 class TestMostRoom(PlacerContract):

@@ -1,9 +1,9 @@
 from seer_core.model import PromptGroup
-from seer_core.testing import PrioritizerContract
+from seer_testing import PrioritizerContract
 
 from seer_fewest_left import FewestLeft
 
-pytest_plugins = ["seer_core.testing.simulate"]
+pytest_plugins = ["seer_testing.simulate"]
 
 
 class TestFewestLeft(PrioritizerContract):

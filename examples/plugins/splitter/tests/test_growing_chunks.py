@@ -1,8 +1,8 @@
-from seer_core.testing import SplitterContract
+from seer_testing import SplitterContract
 
 from seer_growing_chunks import GrowingChunks
 
-pytest_plugins = ["seer_core.testing.simulate"]
+pytest_plugins = ["seer_testing.simulate"]
 
 
 class TestGrowingChunks(SplitterContract):
