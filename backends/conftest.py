@@ -520,7 +520,7 @@ DOOMED = """
 import json, os, signal, sys
 from pathlib import Path
 from safetensors.torch import load_file
-from seer_core import SharedWeights
+from seer_host.shared_weights import SharedWeights
 from seer_worker.weights import broadcast
 
 weights = load_file(Path(sys.argv[1]) / "model.safetensors")

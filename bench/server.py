@@ -27,10 +27,10 @@ from typing import Any
 
 import httpx
 from seer_client import AsyncClient
+from seer_host.viewer_port import allow_files
 
 from bench.frame import Row, cell, markdown, spread_of
 from seer_core import Runtime
-from seer_core.viewer_port import allow_files
 
 ROOMS = ("seer_core", "serving/server", "serving/client", "backends/sim")
 ROUNDS = 3

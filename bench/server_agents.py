@@ -23,10 +23,10 @@ import attrs
 import httpx
 import msgspec
 import numpy as np
+from seer_host.viewer_port import allow_files
 
 from bench.frame import Row, cell, markdown, spread_of, turned
 from bench.server import CONFIG, PATIENCE_S, cpu_s, serve
-from seer_core.viewer_port import allow_files
 
 ROOMS = ("seer_core", "serving/server", "backends/sim")
 ROUNDS = 3

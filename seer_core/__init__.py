@@ -10,7 +10,6 @@ from seer_core.plugins.config import Config, load_config
 from seer_core.runtime.rollout import Rollout
 from seer_core.runtime.runtime import Runtime
 from seer_core.runtime.session import Session, rollout
-from seer_core.weights.shared import SharedWeights
 
 __all__ = [
     "Completion",
@@ -22,7 +21,6 @@ __all__ = [
     "Sampling",
     "SeerError",
     "Session",
-    "SharedWeights",
     "Summary",
     "load_config",
     "rollout",

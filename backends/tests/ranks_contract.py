@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
+from seer_host.shared_weights import SharedWeights
 from seer_kv_local import LocalPool
 
 from backends.tests.mover import Mover
-from seer_core import SharedWeights
 from seer_core.errors import EngineError
 from seer_core.model import PromptGroup, Sampling, request_seed
 from seer_core.plugins.config import load_config

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from seer_trace.chunk_runs import Cause, ChunkRun
+from seer_trace.request_life import RequestLife, Wait
+
 from seer_core.errors import printable
-from seer_core.model.chunk_runs import Cause, ChunkRun
-from seer_core.model.request_life import RequestLife, Wait
 
 __all__ = ["COLUMNS_OF_LIFE", "beginning", "counted", "lacking", "lacks", "rows_of_life", "sums"]
 

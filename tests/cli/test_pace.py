@@ -5,6 +5,7 @@ import pytest
 import seer_sim.plugin
 from seer_cli.report.data import run_of
 from seer_cli.report.reading import RunReader
+from seer_trace.records import TraceRecord, read_trace
 
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
@@ -16,7 +17,6 @@ from seer_core.model.events import (
     InstanceReported,
     InstanceStarted,
 )
-from seer_core.scheduling.trace import TraceRecord, read_trace
 
 ENGINES = """[seer]
 engine = "sim"

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import structlog
 from seer_divided_rollout import AffordableChunks
+from seer_trace.records import TraceWriter, replay
 
 from seer_core.errors import (
     ConfigError,
@@ -23,7 +24,6 @@ from seer_core.model.events import (
 from seer_core.plugins.loading import Strategies
 from seer_core.runtime.session import rollout
 from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
-from seer_core.scheduling.trace import TraceWriter, replay
 
 from .helpers import Recorder, divided, outputs, play, policies, turns
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from seer_journal import DiskJournal
+from seer_trace.records import TraceWriter, replay
 from structlog.testing import capture_logs
 
 from seer_core.errors import ConfigError, EngineError, InputError, PluginError
@@ -17,7 +18,6 @@ from seer_core.ports.environment import EnvironmentAnswer
 from seer_core.runtime.runtime import Runtime
 from seer_core.runtime.session import Session
 from seer_core.scheduling.scheduler import CORE, Policies, Scheduler, Slot
-from seer_core.scheduling.trace import TraceWriter, replay
 
 from .helpers import SMALL_SIM, divided, play
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import ray
 from msgspec import Struct, convert
+from seer_host.process import ChildProcess
 
-from seer_core.process import ChildProcess
 from seer_core.scratch import Scratch
 from seer_ray.keeper import Cargo, WeightKeeper, hosts
 

@@ -9,10 +9,10 @@ import urllib.request
 import pytest
 from msgspec import structs
 from safetensors.torch import load_file
+from seer_host.shared_weights import SharedWeights
 from seer_sglang.doctor import interpreter
 from seer_worker.weights.broadcast import BroadcastWeights
 
-from seer_core import SharedWeights
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
 from seer_core.ports.weights import directory

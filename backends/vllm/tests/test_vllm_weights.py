@@ -8,8 +8,8 @@ import signal
 import numpy as np
 import pytest
 from msgspec import structs
+from seer_host.shared_weights import SharedWeights
 
-from seer_core import SharedWeights
 from seer_core.errors import EngineError
 from seer_core.model import PromptGroup, Sampling
 from seer_core.model.events import InstanceLost

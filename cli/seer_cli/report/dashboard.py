@@ -19,13 +19,13 @@ from urllib.parse import parse_qs
 
 import click
 import msgspec
+from seer_host.viewer_port import ViewerHandler, ViewerPort
 
 from seer_cli.controls import RunCommand
 from seer_cli.report.feed import RunFeed
 from seer_cli.report.page import live_page, policy_of
 from seer_core.errors import OutputError, SeerError
 from seer_core.ports.policy import Observer
-from seer_core.viewer_port import ViewerHandler, ViewerPort
 
 __all__ = ["Dashboard"]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from seer_trace.records import TraceRecord
+
 from seer_cli.report.data import RunData, run_of
 from seer_cli.report.reading import RunReader
 from seer_core.model.events import Command, Event, GroupsSubmitted
 from seer_core.ports.policy import Observer
-from seer_core.scheduling.trace import TraceRecord
 
 __all__ = ["RunFeed"]
 

@@ -16,13 +16,13 @@ from seer_cli.common import config_options, main_options
 from seer_cli.controls import watched
 from seer_cli.output import InputPath
 from seer_cli.report.options import DASHBOARD_OPTION
+from seer_host.viewer_port import allow_files
 from seer_journal import DiskJournal
 
 from seer_core.errors import ConfigError
 from seer_core.plugins.config import Config
 from seer_core.ports.policy import Observer
 from seer_core.runtime.runtime import Runtime
-from seer_core.viewer_port import allow_files
 from seer_server.app import make_app
 from seer_server.http import is_loopback
 from seer_server.parsing import ParserNames

@@ -11,11 +11,11 @@ import attrs
 import msgspec
 import structlog
 from seer_cli.status import StatusFile
+from seer_host.installation import how_to_install
+from seer_host.line_files import claim
 
 from seer_core import Config, Session
 from seer_core.errors import ConfigError, OutputError, SeerError, quote
-from seer_core.installation import how_to_install
-from seer_core.line_files import claim
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.policy import Observer
 from seer_rl.checkpoints import Checkpoint, Checkpoints, CheckpointWriter, TrainingState, state_of

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 from seer_cli.output import replacing
+from seer_host.installation import how_to_install
 
 from seer_core.errors import ConfigError, OutputError
-from seer_core.installation import how_to_install
 from seer_rl.config import TrainTable
 
 __all__ = ["Trackers", "points", "tracking"]

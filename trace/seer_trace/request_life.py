@@ -10,7 +10,6 @@ from itertools import accumulate
 import attrs
 import msgspec
 
-from seer_core.model.chunk_runs import Cause, ChunkFollower, ChunkRun, group_of
 from seer_core.model.events import (
     AskEnvironment,
     Command,
@@ -23,6 +22,7 @@ from seer_core.model.events import (
     GroupsSubmitted,
     InstanceReported,
 )
+from seer_trace.chunk_runs import Cause, ChunkFollower, ChunkRun, group_of
 
 __all__ = ["LifeReader", "RequestLife", "Wait"]
 

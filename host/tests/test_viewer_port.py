@@ -4,9 +4,8 @@ import socket
 from contextlib import ExitStack
 
 import pytest
-
-from seer_core import viewer_port
-from seer_core.viewer_port import ViewerHandler, ViewerPort
+from seer_host import viewer_port
+from seer_host.viewer_port import ViewerHandler, ViewerPort
 
 PATIENCE_S = 120.0
 

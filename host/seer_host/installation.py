@@ -6,9 +6,8 @@ from pathlib import Path
 
 __all__ = ["COMMAND_EXTRAS", "PLUGINS", "how_to_get_plugin", "how_to_install", "in_checkout"]
 
-ROOT = Path(__file__).parents[1]
-"""The checkout, where the core runs from one; else the directory of installed packages."""
-
+ROOT = Path(__file__).parents[2]
+"""The checkout, where Seer runs from one; else a directory above the installed packages."""
 
 COMMAND_EXTRAS = {
     "plot": "",
@@ -42,7 +41,7 @@ PLUGINS = {
 
 
 def in_checkout(root: Path = ROOT) -> bool:
-    """Return whether the core runs from a checkout, where there are make targets and scripts."""
+    """Return whether Seer runs from a checkout, where there are make targets and scripts."""
     return (root / "scripts" / "setup").is_file()
 
 

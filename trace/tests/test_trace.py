@@ -3,6 +3,8 @@ import random
 import pytest
 from seer_context_sched import ContextAware
 from seer_divided_rollout import Chunks, KvAware
+from seer_testing.harness import SchedulerHarness
+from seer_trace.records import TraceRecord, TraceWriter, read_trace, replay
 
 from seer_core.errors import OutputError, SeerError
 from seer_core.model import InstanceInfo
@@ -29,7 +31,6 @@ from seer_core.model.events import (
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.policy import Observer
 from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
-from seer_core.scheduling.trace import TraceRecord, TraceWriter, read_trace, replay
 
 
 def make_scheduler(chunk_tokens=16, stay=0.25):
@@ -43,11 +44,11 @@ def make_scheduler(chunk_tokens=16, stay=0.25):
 
 
 @pytest.fixture
-def trace(tmp_path, make_rig):
+def trace(tmp_path):
     """The trace of a random rollout in which everything happens."""
     path = tmp_path / "trace.jsonl"
     writer = TraceWriter(path)
-    rig = make_rig(make_scheduler().policies, max_failures=0)
+    rig = SchedulerHarness(make_scheduler().policies, max_failures=0)
     now = 0.0
 
     def handle(event, _now, decide=rig.scheduler.handle):

@@ -28,8 +28,8 @@ from seer_core.model.events import (
     RolloutPaused,
     RolloutResumed,
 )
-from seer_core.model.most_free import MostFree
 from seer_core.model.requests import InstanceInfo
+from seer_trace.most_free import MostFree
 
 __all__ = ["FIGURES", "Cause", "ChunkFollower", "ChunkRun", "InstanceLoad", "group_of"]
 

@@ -4,8 +4,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from seer_host.installation import PLUGINS, how_to_install, in_checkout
 
-from seer_core.installation import PLUGINS, how_to_install, in_checkout
 from seer_core.plugins.loading import unknown_plugin
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from seer_host.process import ChildProcess, log_tail
 
-from seer_core.process import ChildProcess, log_tail
 from tests.support.eventually import eventually
 from tests.support.processes import alive
 
@@ -50,7 +50,7 @@ def test_a_child_within_its_grace_is_not_signalled(start):
 
 
 def test_a_child_that_runs_on_is_terminated_and_one_that_ignores_that_is_killed(start, monkeypatch):
-    monkeypatch.setattr("seer_core.process.KILL_GRACE_S", 0.5)
+    monkeypatch.setattr("seer_host.process.KILL_GRACE_S", 0.5)
     first = start(SLEEP, pipes=True)
     first.stdout.read(2)
     assert first.reason() == "still running"
@@ -90,7 +90,7 @@ def test_a_group_ends_with_the_process_that_started_it_killed(how):
         how = ""
     code = f"""
 import sys, threading, time
-from seer_core.process import ChildProcess
+from seer_host.process import ChildProcess
 {start}
 print(child.pid, int(child.stdout.read(100)), flush=True)
 {how}

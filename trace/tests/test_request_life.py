@@ -2,6 +2,8 @@
 
 import pickle
 
+from seer_trace.request_life import BLOCK, LifeReader
+
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
     ChunkFinished,
@@ -11,7 +13,6 @@ from seer_core.model.events import (
     GroupsSubmitted,
     InstanceStarted,
 )
-from seer_core.model.request_life import BLOCK, LifeReader
 
 CHANGES = 16 * BLOCK
 
