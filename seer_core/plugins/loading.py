@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
@@ -14,7 +15,6 @@ from msgspec import Struct
 
 from seer_core.error_origin import describe_error
 from seer_core.errors import ConfigError, PluginError, printable, quote
-from seer_core.installation import PLUGINS, how_to_get_plugin
 from seer_core.plugins.config import LONGEST_NAME, Config, nearest, structure
 from seer_core.plugins.hooks import HOOKS, read_hooks
 from seer_core.plugins.hookspecs import PROJECT, Startup
@@ -43,6 +43,9 @@ __all__ = [
     "unknown_plugin",
 ]
 
+REMEDIES = "seer.remedies"
+"""Entry points of functions that say, of a plug-in's name, how to install it, or nothing."""
+
 HERE = "local"
 """What ``[seer].launcher`` says where workers are to be child processes."""
 NO_POOL = "none"
@@ -53,6 +56,9 @@ MISSPELT = 0.75
 
 MADE_BY = {"launcher": "launcher", "engine": "engines", "kv_pool": "kv_pool"}
 """Keys of ``[seer]`` that name plug-ins of their own, and kinds of tables, to the slot these fill."""
+
+MADE = {"launcher": "a launcher", "engine": "engines", "kv_pool": "a KV pool"}
+"""What these make, in words."""
 
 
 class NoSettings(Struct, frozen=True):
@@ -91,9 +97,14 @@ def _entry_points_on(path: tuple[str, ...]) -> EntryPoints:
 def unknown_plugin(name: str, where: str) -> ConfigError:
     """Return the error for a name, standing at ``where``, that no installed plug-in has."""
     place = printable(where, 100)
-    if remedy := how_to_get_plugin(name):
+    if remedy := _remedy(name):
         return ConfigError(f"{place}: the plug-in {quote(name)} is not installed here; {remedy}")
     return ConfigError(f"{place}: no installed plug-in is called {quote(name)}{nearest(name, installed())}")
+
+
+def _remedy(name: str) -> str:
+    """Return how to install a plug-in that is not here, if a distribution that is here says so."""
+    return next(filter(None, (point.load()(name) for point in entry_points(group=REMEDIES))), "")
 
 
 def _entry_point(name: str, where: str) -> EntryPoint:
@@ -107,26 +118,16 @@ def _entry_point(name: str, where: str) -> EntryPoint:
     return points.popitem()[1]
 
 
-def load(name: str, table: Mapping[str, Any] | None, where: str) -> Plugin:
+def load(name: str, table: Mapping[str, Any] | None, where: str, *, used: bool = True) -> Plugin:
     """Import a plug-in and check its settings against its ``Settings``; a table of None checks none.
+
+    A table that is not ``used`` only has to stand in its place.
 
     Raises:
         ConfigError: unknown name, one that stands where its hooks do not belong, or settings that do not fit.
         PluginError: two distributions offer the name, it cannot be imported, or a hook of it is none of
             ours.
     """
-    point, kind, hooks = _import(name, where)
-    doctor = hooks.pop("doctor", None)
-    settings = None
-    if table is not None:
-        # Before the settings: an error about those would hide that the plug-in stands in the wrong place.
-        _check_place(name, hooks, where.partition(".")[0])
-        settings = structure(table, kind, where)
-    return Plugin(name, point.module, settings, hooks, doctor)
-
-
-def _import(name: str, where: str) -> tuple[EntryPoint, type[Struct], dict[str, Any]]:
-    """Import a plug-in; return its entry point, the class of its settings, and its hooks by slot."""
     point = _entry_point(name, where)
     try:
         namespace = point.load()
@@ -140,30 +141,43 @@ def _import(name: str, where: str) -> tuple[EntryPoint, type[Struct], dict[str, 
         raise PluginError(
             f"plug-in {name!r}: its `Settings` is {quote(kind)}; make it a class of msgspec.Struct"
         )
-    return point, kind, dict(read_hooks(name, namespace))
+    hooks = dict(read_hooks(name, namespace))
+    doctor = hooks.pop("doctor", None)
+    settings = None
+    if table is not None:
+        # Before the settings: an error about those would hide that the plug-in stands in the wrong place.
+        stands = where.partition(".")[0]
+        if (right := _right_kind(hooks, stands)) != stands:
+            raise _misplaced(name, where, right, used)
+        settings = structure(table, kind, where)
+    return Plugin(name, point.module, settings, hooks, doctor)
 
 
-def _check_place(name: str, hooks: Mapping[str, Any], kind: str) -> None:
-    """Refuse a plug-in that stands where the config names what makes something else."""
-    if kind in MADE_BY and MADE_BY[kind] not in hooks:
-        raise _makes_none(name, kind)
-    for slot, key, what in (
-        ("engines", "engine", "engines"),
-        ("kv_pool", "kv_pool", "a KV pool"),
-        ("launcher", "launcher", "a launcher"),
-    ):
-        if kind == "plugin" and set(hooks) == {slot}:
-            raise ConfigError(f'{name!r} in [seer].plugins makes {what} only; write {key} = "{name}" instead')
+def _right_kind(hooks: Mapping[str, Any], kind: str) -> str:
+    """Return the kind of table where a plug-in's settings belong: the one where they stand, if they may."""
+    makes = [made for made, slot in MADE_BY.items() if slot in hooks]
+    if kind in makes or (kind == "plugin" and not len(makes) == len(hooks) == 1):
+        return kind
+    return makes[0] if makes else "plugin"
+
+
+def _misplaced(name: str, where: str, right: str, used: bool) -> ConfigError:
+    """Return the error for a plug-in, or its table alone, that stands where something else is named."""
+    kind = where.partition(".")[0]
+    if not used:
+        return ConfigError(f"[{where}]: the settings of {name!r} stand in [{right}.{name}]; rename the table")
+    if kind in MADE_BY:
+        return _makes_none(name, kind)
+    return ConfigError(
+        f'{name!r} in [seer].plugins makes {MADE[right]} only; write {right} = "{name}" instead'
+    )
 
 
 def _makes_none(name: str, kind: str) -> ConfigError:
     """Return the error for a plug-in that ``[seer]`` names in vain for its launcher, engine or KV pool."""
-    if kind == "engine":
-        return ConfigError(f"plug-in {name!r} makes no engines; [seer].engine must name one that does")
-    what, default = ("launcher", HERE) if kind == "launcher" else ("KV pool", NO_POOL)
-    return ConfigError(
-        f"plug-in {name!r} makes no {what}; [seer].{kind} must name one that does, or {default!r}"
-    )
+    default = {"launcher": f", or {HERE!r}", "kv_pool": f", or {NO_POOL!r}"}.get(kind, "")
+    what = MADE[kind].removeprefix("a ")
+    return ConfigError(f"plug-in {name!r} makes no {what}; [seer].{kind} must name one that does{default}")
 
 
 def load_enabled(config: Config) -> list[tuple[str, Plugin]]:
@@ -310,7 +324,8 @@ def _check_unused_tables(config: Config) -> None:
                 if name in _used(config, kind) or _is_misspelt(name):
                     raise unknown_plugin(name, f"[{where}]")
             elif name not in _used(config, kind):
-                _check_unused(name, table, where)
+                with suppress(PluginError):  # a broken one stops no run that does without it
+                    load(name, table, where, used=False)
 
 
 def _used(config: Config, kind: str) -> tuple[str, ...]:
@@ -323,22 +338,7 @@ def _used(config: Config, kind: str) -> tuple[str, ...]:
 
 def _is_misspelt(name: str) -> bool:
     """Return whether a name that no installed plug-in has is nearly that of one."""
-    return name not in PLUGINS and bool(get_close_matches(name[:LONGEST_NAME], installed(), 1, MISSPELT))
-
-
-def _check_unused(name: str, table: Mapping[str, Any], where: str) -> None:
-    """Check the settings of a plug-in that is here; a broken one stops no run that does without it."""
-    try:
-        _, settings, hooks = _import(name, where)
-    except PluginError:
-        return
-    kind = where.partition(".")[0]
-    slots = hooks.keys() - {"doctor"}
-    makes = [made for made, slot in MADE_BY.items() if slot in slots]
-    if kind not in makes if kind in MADE_BY else len(makes) == len(slots) == 1:
-        right = makes[0] if makes else "plugin"
-        raise ConfigError(f"[{where}]: the settings of {name!r} stand in [{right}.{name}]; rename the table")
-    structure(table, settings, where)
+    return not _remedy(name) and bool(get_close_matches(name[:LONGEST_NAME], installed(), 1, MISSPELT))
 
 
 def _distribution(point: EntryPoint) -> str:
