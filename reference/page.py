@@ -1,4 +1,4 @@
-"""The frame of all pages: where they lie, how one is built, and the flaws that are found meanwhile."""
+"""A generated page: where it lies, how it is built, and the flaws that are found meanwhile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ PAGES = ROOT / "docs" / "reference"
 GENERATED = "<!-- `python -m reference` writes this page: change the docstrings of the code instead. -->"
 CODE = re.compile(r"``([^`]+)``")
 ENTRIES = re.compile(r"(Raises|Args):\n((?:    .*\n?)+)")
-DOCSTRING_EXAMPLE = re.compile(r"::\n\n((?:    .*\n?|\n)+)")
 
 
 class Page:
@@ -77,8 +76,7 @@ class Page:
 def markdown(docstring: str) -> str:
     """Return a docstring, or the meaning of a field, as Markdown."""
     text = CODE.sub(r"`\1`", inspect.cleandoc(docstring))
-    text = DOCSTRING_EXAMPLE.sub(_example, text + "\n")
-    text = ENTRIES.sub(_entries, text).strip()
+    text = ENTRIES.sub(_entries, text + "\n").strip()
     return re.sub(r"(?<=[.?!:])  (?=\S)", " ", text)
 
 
@@ -86,8 +84,3 @@ def _entries(match: re.Match[str]) -> str:
     entries = re.sub(r"\n {8}", " ", match[2].rstrip("\n")).strip().split("\n")
     lines = [entry.strip().partition(":") for entry in entries]
     return f"{match[1]}:\n\n" + "\n".join(f"- `{name}`:{text}" for name, _, text in lines) + "\n"
-
-
-def _example(match: re.Match[str]) -> str:
-    code = "\n".join(line.removeprefix("    ") for line in match[1].strip("\n").split("\n"))
-    return f":\n\n```python\n{code}\n```\n"
