@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from seer_cli.stats import ratios
+from seer_lab.emulated import CompletionLog, dearer
 from seer_lab.lengths import DrawnLengths, GroupLengths
 from seer_lab.paced import SCHEDULERS
 from seer_lab.policies import POLICIES
@@ -34,14 +35,10 @@ from seer_lab.texts import RecordedText
 from seer_lab.traces import read_lengths
 from seer_lab.twin import drafts_of
 from seer_lab.workloads import CLUSTERS, WORKLOADS, Workload, crowded, scaled
-from seer_sim.cost import PRESETS
-from seer_sim.pool import Settings as PoolSettings
 
-from bench.frame import DATA, Row, cell, markdown
-from seer_core.model import Completion
-from seer_core.model.events import Command, Event
+from bench.harness import DATA, Row, cell, markdown
 
-ROOMS = (
+DEPENDS_ON = (
     "seer_core",
     "plugins",
     "backends/sim",
@@ -82,21 +79,6 @@ def shrunk(workload: Workload, by: int) -> Workload:
     for name in ("kv_capacity_tokens", "max_model_tokens"):
         engine[name] = -(-engine[name] // by // BLOCK_TOKENS) * BLOCK_TOKENS + BLOCK_TOKENS
     return Workload(f"{workload.name} / {by}", lengths, tables)
-
-
-def dearer(tables: Mapping[str, Any], by: int) -> dict[str, Any]:
-    """Return tables in which a token of context costs so many times as much."""
-    engine = dict(tables["engine"]["sim"])
-    cost = PRESETS[engine["preset"]]
-    engine["cost"] = {
-        name: getattr(cost, name) * by
-        for name in ("kv_bytes_per_token", "attention_flops", "prefill_attention_flops")
-    }
-    engine["report_interval_s"] = 1.0
-    pool = dict(tables["kv_pool"]["sim_pool"])
-    pool["bandwidth_bytes_per_s"] *= by  # as many bytes in so much less time
-    pool["latency_s"] = PoolSettings().latency_s / by
-    return {**tables, "engine": {"sim": engine}, "kv_pool": {"sim_pool": pool}}
 
 
 def _shorter(group: GroupLengths, by: int) -> GroupLengths:
@@ -154,7 +136,7 @@ def measure(
     load: Workload, policy: str, seed: int, overrides: Sequence[str], engine: str = "paced"
 ) -> dict[str, Any]:
     """Roll out one iteration on both engines and return their figures."""
-    notes = Notes()
+    notes = CompletionLog()
     paced = simulate(load, POLICIES[policy], seed, overrides, [notes], engine)
     measured = load
     if paced.summary.drafted_tokens:
@@ -164,21 +146,7 @@ def measure(
     return row | {"paced": figures(paced), "sim": figures(simulated)}
 
 
-class Notes:
-    """An observer that keeps the completions of a run."""
-
-    def __init__(self) -> None:
-        self.completions: list[Completion] = []
-
-    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        """Ignore events."""
-
-    def completed(self, now: float, completion: Completion) -> None:
-        """Keep a response."""
-        self.completions.append(completion)
-
-
-def _with_drafts(tables: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
+def _with_drafts(tables: Mapping[str, Any], notes: CompletionLog) -> dict[str, Any]:
     """Return tables in which drafts are accepted, and cost, as on the paced engine."""
     drafts = drafts_of(notes.completions, 0.0, selective=True)
     assert drafts is not None

@@ -22,6 +22,7 @@ from seer_core.scheduling.scheduler import CORE
 __all__ = [
     "CompareTable",
     "Config",
+    "EmulatedTable",
     "RestartsTable",
     "RolloutTable",
     "SeerTable",
@@ -164,6 +165,19 @@ class RolloutTable(SamplingChoice, frozen=True, forbid_unknown_fields=False, omi
     """Tokens are drawn from so many of the most probable ones; 0 means no limit."""
 
 
+class EmulatedTable(Struct, frozen=True):
+    """``[compare.emulated]``: a second table, of the same responses on an emulated accelerator.
+
+    Its times are virtual, so it is the same on any machine, however busy that is.  Arms, instances and
+    their KV are those of the comparison.
+    """
+
+    on: str = ""
+    """The model and GPUs, by the names of ``seer sim --on``. Empty leaves the table out."""
+    set: tuple[str, ...] = ()
+    """Keys that differ there, each as for ``--set``, such as settings that suit a CPU alone."""
+
+
 class CompareTable(Struct, frozen=True):
     """``[compare]``: the arms of ``seer compare``, as lists of plug-ins.
 
@@ -183,6 +197,8 @@ class CompareTable(Struct, frozen=True):
     """The plug-ins of an arm that is given the lengths which the baseline found; an empty list leaves the arm
     out. Without it: ``divided_rollout``, ``oracle_longest_first``.
     """
+    emulated: EmulatedTable = EmulatedTable()
+    """A second table, of the same responses on an emulated accelerator."""
 
 
 class Config(Struct, frozen=True):
