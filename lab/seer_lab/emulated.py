@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from seer_cli.comparison import FIGURES, Arm, arms_of
+from seer_cli.comparison import FIGURES, arms_of
 from seer_cli.emulation import Emulated, EmulatedArm, Emulator, Written
 from seer_sim.cost import PRESETS
+from seer_sim.drafts import Drafts
 from seer_sim.pool import Settings as PoolSettings
 
 from seer_core.errors import ConfigError, quote
@@ -25,7 +26,7 @@ from seer_core.model.events import Command, Event
 from seer_core.plugins.config import Config, nearest
 from seer_core.plugins.loading import fill_slots
 from seer_core.ports.policy import Observer
-from seer_lab.bound import GROUPED, bounds_of
+from seer_lab.bound import GROUPED, Bound, bounds_of
 from seer_lab.lengths import GroupLengths
 from seer_lab.policies import PolicySet
 from seer_lab.simulate import simulate
@@ -103,34 +104,43 @@ def _emulate(config: Config, cluster: Cluster, written: Written) -> Emulated:
         for group in written.groups
     ]
     tables = _tables(config, cluster, written.instances, by)
-    twin = Twin("emulated", [groups], tables, base_dir=config.base_dir)
-    drafted = twin
-    if any(GROUPED in arm.plugins for arm in written.arms):
-        drafted = _with_texts(twin, written)
-    arms = [_arm(drafted if GROUPED in arm.plugins else twin, twin, arm, config) for arm in written.arms]
+    plain = Twin("emulated", [groups], tables, base_dir=config.base_dir)
+    drafting = _with_texts(plain, written) if any(GROUPED in arm.plugins for arm in written.arms) else plain
+    overrides = config.compare.emulated.set
+    figures: dict[str, dict[str, float]] = {}
+    bounds: dict[tuple[str, int], Bound] = {}
+    undrafted = []
+    for arm in written.arms:
+        policy = PolicySet(arm.name, arm.plugins, has_lengths=arm.has_lengths, shares_kv=arm.shares_kv)
+        log = CompletionLog()
+        twin = drafting if GROUPED in arm.plugins else plain
+        run = simulate(twin, policy, overrides=overrides, observers=[log])
+        figures[arm.name] = {name: float(getattr(run.summary, name)) for name in FIGURES}
+        drafts = drafts_of(log.completions, 0.0, selective=True) if GROUPED in arm.plugins else None
+        if drafts is None:
+            undrafted.append(_without_drafts(policy))
+        else:
+            bounds |= bounds_of(_with_rates(plain, drafts), [policy], [0], overrides)
+    bounds |= bounds_of(plain, undrafted, [0], overrides)
+    arms = [
+        EmulatedArm(name, figures[name], bounds[name, 0].total_time_s if (name, 0) in bounds else None)
+        for name in figures
+    ]
     return Emulated(_title(written, config.compare.emulated.on, cluster), arms, _about(config, cluster, by))
 
 
-def _arm(twin: Twin, plain: Twin, arm: Arm, config: Config) -> EmulatedArm:
-    """Roll an arm out; its bound has drafts that are accepted as often as its own, if it had some."""
-    overrides = config.compare.emulated.set
-    policy = PolicySet(arm.name, arm.plugins, has_lengths=arm.has_lengths, shares_kv=arm.shares_kv)
-    log = CompletionLog()
-    run = simulate(twin, policy, overrides=overrides, observers=[log])
-    figures = {name: float(getattr(run.summary, name)) for name in FIGURES}
-    drafts = drafts_of(log.completions, 0.0, selective=True) if GROUPED in arm.plugins else None
-    if drafts is not None:
-        rows = ("siblings",) if drafts.tokens is None else ("siblings", "tokens")
-        worth = {name: getattr(drafts, name) for name in (*rows, "rates", "verified")}
-        engine = plain.tables["engine"]["sim"]
-        engine = {**engine, "acceptance": {**engine["acceptance"], **worth}}
-        plain = msgspec.structs.replace(plain, tables={**plain.tables, "engine": {"sim": engine}})
-    elif GROUPED in arm.plugins:
-        without = tuple(name for name in arm.plugins if name != GROUPED)
-        policy = msgspec.structs.replace(policy, plugins=without)
-    bounds = bounds_of(plain, [policy], [0], overrides)
-    bound = bounds.get((policy.name, 0))
-    return EmulatedArm(arm.name, figures, None if bound is None else bound.total_time_s)
+def _without_drafts(policy: PolicySet) -> PolicySet:
+    """Return the policy without drafts from siblings, as where a text has none that are worth something."""
+    return msgspec.structs.replace(policy, plugins=tuple(name for name in policy.plugins if name != GROUPED))
+
+
+def _with_rates(twin: Twin, drafts: Drafts) -> Twin:
+    """Return the twin with drafts that are verified and accepted as often as these."""
+    rows = ("siblings",) if drafts.tokens is None else ("siblings", "tokens")
+    worth = {name: getattr(drafts, name) for name in (*rows, "rates", "verified")}
+    engine = twin.tables["engine"]["sim"]
+    engine = {**engine, "acceptance": {**engine["acceptance"], **worth}}
+    return msgspec.structs.replace(twin, tables={**twin.tables, "engine": {"sim": engine}})
 
 
 def _tables(config: Config, cluster: Cluster, instances: Sequence[InstanceInfo], by: float) -> dict[str, Any]:
