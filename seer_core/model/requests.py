@@ -438,7 +438,7 @@ class Completion(msgspec.Struct, frozen=True):
     reward: float | None = None
     """The sum of the rewards that its environment gave; none where it gave none."""
     error: str | None = None
-    """The reason, in words, why its environment failed, with finish reason ``error``."""
+    """The reason, in words, why its environment or its last chunk failed, with finish reason ``error``."""
 
     @property
     def whole(self) -> bool:

@@ -20,8 +20,8 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import attrs
 import msgspec
 
-from seer_core.error_origin import describe_error, is_interruption, is_sentence, name_of, shown
-from seer_core.errors import PluginError, SeerError, StalledError, TransitionError
+from seer_core.error_origin import describe_error, is_interruption, is_sentence, shown
+from seer_core.errors import PluginError, SeerError, StalledError, TransitionError, name_of
 from seer_core.model import FinishReason, InstanceStatus, Request
 from seer_core.model.events import (
     Abort,
