@@ -25,8 +25,14 @@ LONGEST = (
 )
 """Files of long tests.  They begin first, or one process would be left with one of them at the end."""
 
-ENGINES = ("backends/vllm/", "backends/sglang/", "backends/paced/")
-"""Folders whose files share instances, and what has imported their engine: each is one process's."""
+ENGINES = {
+    "backends/vllm/": "vllm",
+    "tests/integration/test_real_": "vllm",
+    "tests/integration/test_mixed_fleet.py": "vllm",
+    "backends/sglang/": "sglang",
+    "backends/paced/": "paced",
+}
+"""Files that share instances, or what has imported their engine, by the engine: one process has them."""
 
 _SEED = pytest.StashKey[int]()
 
@@ -95,7 +101,7 @@ def _draws(seed, nodeid):
 
 
 def _engine(scope):
-    return next((folder for folder in ENGINES if scope.startswith(folder)), None)
+    return next((engine for start, engine in ENGINES.items() if scope.startswith(start)), None)
 
 
 def _place(item):
