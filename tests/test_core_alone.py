@@ -24,7 +24,7 @@ ALONE = """
 import sys
 sys.modules.update(dict.fromkeys({absent!r}))  # an import of one raises an ImportError
 import pytest
-sys.exit(pytest.main(["tests/core", "--collect-only", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]))
+sys.exit(pytest.main(["tests/core", "--collect-only", "-qx", "-p", "no:cacheprovider", "-p", "no:xdist"]))
 """
 
 
