@@ -19,6 +19,7 @@ import pytest
 from msgspec import structs
 from seer_host.shared_weights import SharedWeights
 from seer_kv_local import LocalPool
+from seer_session.runtime import Runtime
 
 from backends.tests.mover import Mover
 from seer_core.errors import EngineError
@@ -27,7 +28,6 @@ from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import fill_slots
 from seer_core.ports.drafting import StepTimes
 from seer_core.ports.weights import directory
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Slot
 from tests.support.eventually import eventually
 from tests.support.processes import alive

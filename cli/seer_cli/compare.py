@@ -12,11 +12,13 @@ import attrs
 import click
 import msgspec
 from rich.table import Table
+from seer_session.prompts import PromptsFile, read_prompts
+from seer_session.runtime import Runtime
 
 from seer_cli.common import config_options, degradation_line, main_options, run_async
 from seer_cli.comparison import FIGURES, Arm, ArmResult, arms_of, compare, left_out, show_figure
 from seer_cli.display import Display
-from seer_cli.emulation import Emulated, Written, emulated_table, find_emulator
+from seer_cli.emulation import Emulated, WrittenResponses, emulated_table, find_emulator
 from seer_cli.finished_arms import FinishedArms, fingerprint
 from seer_cli.machine import FIXED_WORK, drift_in_words, probe_machine
 from seer_cli.output import InputPath, check_writable, write_json
@@ -27,8 +29,6 @@ from seer_core.plugins.config import Config
 from seer_core.plugins.loading import Assembly, Strategies, assemble, fill_slots
 from seer_core.ports.engine import HeldClock, MachineProbe
 from seer_core.ports.policy import Observer
-from seer_core.runtime.prompts import PromptsFile, read_prompts
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import CORE, Policies, Slot
 
 if TYPE_CHECKING:
@@ -123,7 +123,9 @@ def compare_command(
         click.echo(f"\n{emulator}")
     elif emulator is not None and baseline.written is not None:
         outcome = baseline.written
-        emulated = emulator(Written(read.groups, outcome.tokens, outcome.cut, arms_wanted, instances))
+        emulated = emulator(
+            WrittenResponses(read.groups, outcome.tokens, outcome.cut, arms_wanted, instances)
+        )
         _print_emulated(emulated)
         if json_file is not None:
             pairs = zip(documents, emulated.to_json(), strict=True)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import attrs
 import msgspec
+from seer_session.runtime import Runtime
 
 from seer_cli.finished_arms import ArmOutcome, FinishedArms
 from seer_cli.machine import FIXED_WORK, mean_wall_s
@@ -19,7 +20,6 @@ from seer_core.plugins.loading import fill_slots, installed, load, unknown_plugi
 from seer_core.ports.engine import MachineProbe
 from seer_core.ports.kv import KVPool
 from seer_core.ports.policy import Observer
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Slot
 
 __all__ = [

@@ -29,6 +29,7 @@ from seer_lab.choose import choose_workload
 from seer_lab.fit import fit
 from seer_lab.traces import read_lengths
 from seer_lab.twin import recorded_drafts
+from seer_session.prompts import read_prompts
 from seer_sim.tokens import ByteTokenizer
 from seer_trace.records import read_trace
 from seer_worker.client.fleet import read_model_info
@@ -41,7 +42,6 @@ from seer_core.plugins.loading import assemble
 from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece, ModelInfo
 from seer_core.ports.weights import directory
-from seer_core.runtime.prompts import read_prompts
 
 from .user_code import ANSWERS, CHOICES, RAISED, try_answer, try_choice, try_raised
 

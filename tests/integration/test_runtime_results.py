@@ -2,6 +2,7 @@
 
 import pytest
 from seer_divided_rollout import Chunks
+from seer_session.session import rollout
 from seer_trace.records import TraceWriter, replay
 
 from seer_core.errors import (
@@ -9,7 +10,6 @@ from seer_core.errors import (
     SeerError,
 )
 from seer_core.ports.policy import Placer
-from seer_core.runtime.session import rollout
 from seer_core.scheduling.scheduler import Scheduler, Slot
 
 from .helpers import SIM, Recorder, divided, outputs, play, policies, roll_out

@@ -434,7 +434,7 @@ import os
 import signal
 from seer_ray import cluster, places
 from seer_ray.settings import Settings
-from seer_core.threads import in_thread
+from seer_host.threads import in_thread
 
 async def main():
     asked_to_end = asyncio.Event()

@@ -7,6 +7,7 @@ from statistics import fmean, pvariance
 
 import msgspec
 import pytest
+from seer_session.runtime import Runtime
 from seer_sim.lengths import Lengths
 from seer_sim.plugin import Settings, seer_make_engines
 from seer_sim.tokens import ByteTokenizer
@@ -16,7 +17,6 @@ from seer_core.model import PromptGroup, Sampling
 from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.engine import EngineFleet
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Policies
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 from seer_host.shared_weights import SharedWeights
+from seer_session.runtime import Runtime
 
 from seer_core.errors import EngineError
 from seer_core.model import PromptGroup, Sampling
@@ -17,7 +18,6 @@ from seer_core.plugins.config import SeerTable
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.weights import WeightSpec, directory
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Policies, Slot
 
 pytestmark = pytest.mark.engine

@@ -14,12 +14,12 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 from seer_cli.controls import RunCommand, carry_out
 from seer_host.shared_weights import TensorSlice
+from seer_session.runtime import Runtime
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from seer_core.errors import QUOTED, EngineError, OutputError, PromptError, SeerError, printable
 from seer_core.ports.weights import WeightSpec, directory
-from seer_core.runtime.runtime import Runtime
 from seer_server.broker import BusyUpdatingError, RolloutBroker
 from seer_server.http import Refused, pieces, read_body, read_json, unless_disconnected
 from seer_server.neutral import FieldError

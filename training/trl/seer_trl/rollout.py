@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from safetensors import SafetensorError
 from seer_host.shared_weights import SharedWeights
+from seer_host.threads import in_thread
+from seer_session import Sampling, Session
 
-from seer_core import Sampling, Session
 from seer_core.errors import ConfigError, EngineError, OutputError
-from seer_core.threads import in_thread
 from seer_trl.tools import ToolTurns
 
 if TYPE_CHECKING:

@@ -12,11 +12,12 @@ from functools import partial
 from itertools import count, islice
 from numbers import Real
 from operator import index, itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import msgspec
 import structlog
+from seer_host.threads import in_thread
 
 from seer_core.error_origin import describe_error, is_ctrl_c, is_sentence, one_line, shown
 from seer_core.errors import EngineError, PromptError, SeerError
@@ -24,11 +25,12 @@ from seer_core.plugins.config import TurnsTable
 from seer_core.ports.contracts import implemented
 from seer_core.ports.engine import Clock, HeldClock, ModelInfo, ReplyTokenizer, Tokenizer
 from seer_core.ports.environment import AnsweredTurn, Environment, EnvironmentAnswer, ModelTurn, Trajectory
-from seer_core.runtime.contained import contain_tasks
-from seer_core.runtime.long_texts import LONG_TEXT, characters_of, cut, end_beyond, text_of
-from seer_core.threads import in_thread
+from seer_core.ports.extension import HeldResponses
+from seer_session.contained import contain_tasks
+from seer_session.long_texts import LONG_TEXT, characters_of, cut, end_beyond, text_of
+from seer_session.turns import answered_turns, trajectory_of, turn_of
 
-__all__ = ["EncodedAnswer", "EnvironmentCalls", "EnvironmentListener", "Question"]
+__all__ = ["EncodedAnswer", "EnvironmentCalls", "Question"]
 
 log = structlog.get_logger("seer")
 
@@ -45,18 +47,6 @@ class EncodedAnswer(msgspec.Struct, frozen=True):
     token_ids: list[int]
     reward: float | None
     done: bool
-
-
-class EnvironmentListener(Protocol):
-    """Receives what comes of the turns; both methods return at once."""
-
-    def environment_answered(self, request_id: str, answer: EncodedAnswer) -> None:
-        """Take an answer."""
-        ...
-
-    def environment_failed(self, request_id: str, reason: str) -> None:
-        """Take note that there is no answer, for this reason."""
-        ...
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -101,14 +91,15 @@ class EnvironmentCalls:
         clock: Clock,
         model: ModelInfo,
         tokenizer: Tokenizer | None,
-        listener: EnvironmentListener,
+        responses: HeldResponses,
     ) -> None:
         self._environment = environment
         self._settings = settings
         self._clock = clock
         self._model = model
         self._tokenizer = tokenizer
-        self._listener = listener
+        self._responses = responses
+        self._decode = None if tokenizer is None else tokenizer.decode
         self._calls: dict[str, _Call] = {}
         self._waiting: deque[_Call] = deque()
         self._numbers = count()
@@ -121,8 +112,14 @@ class EnvironmentCalls:
         self._reset = implemented(environment, "reset")
         self._close = implemented(environment, "close")
 
+    def held(self, request_id: str) -> None:
+        """Ask about the turn that a response has just written."""
+        response = self._responses.held(request_id)
+        earlier = partial(answered_turns, response, self._decode)
+        self.ask(Question(trajectory_of(request_id, response), turn_of(response, self._decode), earlier))
+
     def ask(self, question: Question) -> None:
-        """Ask about a turn, now or once fewer are worked on; the listener gets the answer, never at once."""
+        """Ask about a turn, now or once fewer are worked on; the answer is never taken at once."""
         call = self._calls[question.trajectory.request_id] = _Call(next(self._numbers), question)
         self._waiting.append(call)
         self._begin_next()
@@ -216,9 +213,9 @@ class EnvironmentCalls:
         self._begin_next()
         if isinstance(outcome, str):
             log.warning("environment_failed", request=request_id, reason=outcome)
-            self._listener.environment_failed(request_id, outcome)
+            self._responses.extension_failed(request_id, outcome)
         else:
-            self._listener.environment_answered(request_id, outcome)
+            self._responses.extend(request_id, outcome.token_ids, outcome.reward, outcome.done)
 
     async def _answer(self, call: _Call) -> tuple[EncodedAnswer | str, float]:
         """Return an answer, or why there is none, and its delay in seconds."""

@@ -6,6 +6,8 @@ import math
 import threading
 
 import pytest
+from seer_session.environments import EncodedAnswer, EnvironmentCalls, Question
+from seer_session.long_texts import LONG_TEXT
 from structlog.testing import capture_logs
 
 from seer_core.errors import PromptError
@@ -13,8 +15,6 @@ from seer_core.plugins.config import TurnsTable
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo
 from seer_core.ports.environment import EnvironmentAnswer, ModelTurn, Trajectory
-from seer_core.runtime.environments import EnvironmentCalls, Question
-from seer_core.runtime.long_texts import LONG_TEXT
 from tests.support.eventually import PATIENCE_S, aeventually
 from tests.support.virtual_time import run_in_virtual_time
 
@@ -48,11 +48,11 @@ class Outcomes:
         self.answers, self.failures, self.order = {}, {}, []
         self._happened = asyncio.Event()
 
-    def environment_answered(self, request_id, answer):
-        self.answers[request_id] = answer
+    def extend(self, request_id, token_ids, reward, done):
+        self.answers[request_id] = EncodedAnswer(token_ids, reward, done)
         self._note(request_id)
 
-    def environment_failed(self, request_id, reason):
+    def extension_failed(self, request_id, reason):
         self.failures[request_id] = reason
         self._note(request_id)
 

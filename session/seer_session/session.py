@@ -23,9 +23,9 @@ from seer_core.ports.environment import Environment
 from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
 from seer_core.ports.weights import WeightSpec
-from seer_core.runtime.contained import Contained
 from seer_core.runtime.rollout import Rollout
-from seer_core.runtime.runtime import Runtime
+from seer_session.contained import Contained
+from seer_session.runtime import Runtime
 
 __all__ = ["Session", "SessionRollout", "rollout"]
 
@@ -459,7 +459,7 @@ def rollout(
         pass
     else:
         raise SeerError(
-            "seer_core.rollout() runs an event loop of its own, and one is running here already; use"
+            "seer_session.rollout() runs an event loop of its own, and one is running here already; use"
             " `async with Runtime.from_config(config) as runtime` instead"
         )
 

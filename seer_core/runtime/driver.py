@@ -1,4 +1,4 @@
-"""The runtime: what a user starts, rolls out with, gives new weights to, and stops."""
+"""The driver: what a user starts, rolls out with, gives new weights to, and stops."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 import structlog
@@ -16,26 +16,26 @@ from seer_core.model import InstanceInfo, PromptGroup
 from seer_core.plugins.config import Config, RolloutTable, SeerTable, load_config
 from seer_core.plugins.loading import Assembly, Strategies, assemble
 from seer_core.ports.drafting import Drafter
-from seer_core.ports.engine import InstanceClient, ModelInfo, Tokenizer
+from seer_core.ports.engine import Clock, InstanceClient, ModelInfo, Tokenizer
 from seer_core.ports.environment import Environment
+from seer_core.ports.extension import MakeExtender
 from seer_core.ports.journal import Journal
 from seer_core.ports.kv import KVPool
 from seer_core.ports.policy import Observer
 from seer_core.ports.weights import WeightSpec, directory
 from seer_core.runtime.controller import RolloutController
-from seer_core.runtime.prompts import make_groups
 from seer_core.runtime.rollout import Rollout
 from seer_core.scheduling.scheduler import Slot
 from seer_core.weights.copies import NO_COPY
 
-__all__ = ["Runtime"]
+__all__ = ["Driver"]
 
 log = structlog.get_logger("seer")
 
 T = TypeVar("T")
 
 
-class Runtime:
+class Driver:
     """A fleet of engines, a scheduler and a clock; one rollout at a time, of a batch or open.
 
     Use as an async context manager: entering starts all engines in parallel, leaving stops them.
@@ -55,7 +55,7 @@ class Runtime:
         self._started = False
 
     @classmethod
-    def from_config(cls, config: Config | str | Path, observers: Iterable[Observer] = ()) -> Runtime:
+    def from_config(cls, config: Config | str | Path, observers: Iterable[Observer] = ()) -> Self:
         """Assemble a runtime from a configuration or its file, with more observers; nothing is started yet.
 
         Raises:
@@ -87,6 +87,11 @@ class Runtime:
     def engines(self) -> Mapping[str, InstanceClient]:
         """All instances by id, also those that are down."""
         return self._fleet.engines
+
+    @property
+    def clock(self) -> Clock:
+        """The clock on which the engines run."""
+        return self._fleet.clock
 
     @property
     def asleep(self) -> bool:
@@ -141,7 +146,7 @@ class Runtime:
         """Raise EngineError unless an instance is alive or is being started again."""
         self._fleet.require_alive()
 
-    async def __aenter__(self) -> Runtime:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
@@ -309,47 +314,16 @@ class Runtime:
         """
         await self._fleet.wake()
 
-    def groups(
-        self, records: Iterable[Mapping[str, Any]], iteration: int | None = None, *, fitting: bool = False
-    ) -> list[PromptGroup]:
-        """Build prompt groups from mappings with the fields of a prompts file's lines.
-
-        ``iteration`` enters the default seeds, so that the same prompts get other responses in the next one.
-        Without one it is this runtime's ``iteration``; give one to resume a run or to repeat it.  Groups keep
-        their seeds, so rolling out the same groups again gives the same responses.  But a prompt without an
-        id gets another id, and so other responses, each time that it is built while one rollout is open.
-
-        If groups are to be ``fitting``, the default ``max_tokens`` of ``[rollout]`` is lowered to what fits
-        beside the prompt.
-
-        Raises:
-            PromptError: a record cannot be rolled out.
-            ConfigError: the default ``max_tokens`` is beyond the model's length.
-        """
-        fleet, rollout = self._fleet, self._controller.rollout
-        longest = fleet.model.max_model_tokens
-        room = max((info.kv_capacity_tokens for info in self.alive.values()), default=longest)
-        return make_groups(
-            records,
-            self.defaults,
-            fleet.model,
-            fleet.tokenizer,
-            seed=self.settings.seed,
-            iteration=self.iteration if iteration is None else iteration,
-            named=rollout.named if rollout is not None and rollout.open else None,
-            most_tokens=min(longest, room) if fitting else None,
-        )
-
     def rollout(
         self,
         groups: Iterable[PromptGroup],
         *,
         keep: bool = True,
         journal: Journal | None = None,
-        environment: Environment | None = None,
+        make_extender: MakeExtender | None = None,
     ) -> Rollout:
         """Begin to roll out a batch: ``open``, ``add`` and ``close`` in one; raises as they do."""
-        rollout = self.open(keep=keep, journal=journal, environment=environment)
+        rollout = self.open(keep=keep, journal=journal, make_extender=make_extender)
         try:
             rollout.add(groups)
         finally:
@@ -362,20 +336,19 @@ class Runtime:
         keep: bool = True,
         most_requests: int | None = None,
         journal: Journal | None = None,
-        environment: Environment | None = None,
+        make_extender: MakeExtender | None = None,
     ) -> Rollout:
         """Begin a rollout that takes groups until it is closed; iterate over it for completions.
 
         Without ``keep``, its result holds only completions that have not been read.  It takes at most
         ``most_requests`` unfinished requests at a time, if that is given.  Tokens that a ``journal`` has of
-        an added group are not computed again, and those that are computed go there.  An ``environment``
-        answers the turns of all responses, in place of the one that the configuration names, if any.  Its
-        ``start`` and ``stop`` are the caller's.
+        an added group are not computed again, and those that are computed go there.  If ``make_extender`` is
+        given, responses are held at each stop, and what it makes extends them.
 
         Raises:
             SeerError: something else is under way, the instances sleep, or the last rollout failed midway.
         """
-        return self._controller.begin(keep, most_requests, journal, environment)
+        return self._controller.begin(keep, most_requests, journal, make_extender)
 
     async def _settle(self, what: str, error: type[SeerError] = SeerError) -> None:
         """Wait for instances that are being started again; nothing else may be under way, nor begin."""
