@@ -192,7 +192,7 @@ WEBSOCKET = (
 )
 
 
-def test_what_strangers_send_is_refused_and_leaves_nothing_in_the_log(start):
+def test_what_is_no_http_is_refused_and_leaves_nothing_in_the_log(start):
     process, url = start("--port", "0")
     address = ("127.0.0.1", httpx.URL(url).port)
     for data in [*GARBAGE, WEBSOCKET]:
