@@ -54,6 +54,7 @@ from seer_core.ports.policy import Placement, Placer, Prioritizer, Splitter
 from seer_core.scheduling.buffer import ACTING, RUNNING, WAITING, RequestBuffer
 from seer_core.scheduling.context import ContextManager
 from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
+from seer_core.scheduling.pace import PaceMeter
 from seer_core.scheduling.readonly import MutationGuard, make_read_only
 
 __all__ = ["CORE", "STARVATION_INTERVAL", "Policies", "Scheduler", "Slot", "remedy_without"]
@@ -166,6 +167,7 @@ class Scheduler:
         self.debug = debug
         self.buffer = RequestBuffer()
         self.contexts = ContextManager()
+        self.pace = PaceMeter()
         self.instances: dict[str, InstanceStatus] = {}
         self.paused = False
         self._leaving: set[str] = set()
@@ -282,6 +284,7 @@ class Scheduler:
             added = kv_tokens = instance.footprint(request, kept)
             if instance.info.shares_prompts:
                 kv_tokens += instance.shared_kv_tokens(group)
+            self.pace.send(instance, request, self._now)
             instance.running += 1
             instance.reserved_kv_tokens += added
             migrated = self.buffer.run(request, instance_id, tokens, kv_tokens)
@@ -337,6 +340,7 @@ class Scheduler:
         self._instances_seen += 1
         self.instances[instance.id] = instance
         self._living += (instance,)
+        self.pace.start(instance, self._now)
         if self.debug:
             make_read_only(instance)
         self._notify("instance_started", instance)
@@ -370,6 +374,7 @@ class Scheduler:
     def _retire(self, instance: InstanceStatus) -> None:
         """Place nothing on an instance any more."""
         del self.instances[instance.id]
+        self.pace.lose(instance)
         self._living = tuple(each for each in self._living if each is not instance)
         self._subject = None
         self._notify("instance_lost", instance)
@@ -409,7 +414,7 @@ class Scheduler:
         if event.drafted:
             group.drafted += event.drafted
             group.accepted += event.accepted
-        self._release(request)
+        self._release(request, event)
         if stopped and group.turns:
             self._ask_environment(request, commands)
         elif stopped or request.generated_tokens >= group.max_tokens:
@@ -485,13 +490,14 @@ class Scheduler:
             self.buffer.forget_group(group)
             self._notify("group_over", group)
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: Request, finished: ChunkFinished | None = None) -> None:
         """Give back what a chunk that was in flight has reserved, but a prompt only with its last request."""
         assert request.instance is not None
         instance = self.instances.get(request.instance)
         if instance is None:  # it leaves, with what it has reserved, and with its KV
             request.instance = None
             return
+        self.pace.end(instance, request, self._now, finished)
         instance.running -= 1
         instance.reserved_kv_tokens -= request.chunk_kv_tokens
         if instance.info.shares_prompts:

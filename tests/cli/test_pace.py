@@ -1,8 +1,6 @@
 """The steps of instances side by side in a report: at equal batches and contexts, with the cause named."""
 
-import msgspec
 import pytest
-import seer_sim.plugin
 from seer_cli.report.data import run_of
 from seer_cli.report.reading import RunReader
 from seer_trace.records import TraceRecord, read_trace
@@ -30,8 +28,16 @@ instances = {instances}
 kv_capacity_tokens = {kv}
 max_model_tokens = 8192
 lengths = {{ mean_tokens = 800, sigma = {sigma}, group_share = 0.8, cap_tokens = 4096 }}
+speeds = {{ {speeds} }}
 """
-CROWDED = {"plugins": '["group_round_robin"]', "pool": "none", "instances": 4, "kv": 16384, "sigma": 1.0}
+CROWDED = {
+    "plugins": '["group_round_robin"]',
+    "pool": "none",
+    "instances": 4,
+    "kv": 16384,
+    "sigma": 1.0,
+    "speeds": "",
+}
 ROOMY = {**CROWDED, "kv": 131072}
 CHUNKS = {**CROWDED, "plugins": '["divided_rollout", "context_sched"]', "pool": "sim_pool"}
 UNEVEN = {**ROOMY, "plugins": '["divided_rollout"]', "pool": "sim_pool", "instances": 2, "sigma": 1.5}
@@ -54,30 +60,6 @@ def shown(seer, write_prompts, tmp_path):
     return roll_out
 
 
-@pytest.fixture
-def slowed(monkeypatch):
-    """Return a function that makes the steps of sim-1 take so many times as long."""
-    make_fleet = seer_sim.plugin.make_fleet
-
-    def slow(times):
-        def make(settings):
-            fleet = make_fleet(settings)
-            for engine in fleet.engines:
-                if engine.id == "sim-1":
-                    costs = msgspec.structs.asdict(engine._cost)
-                    rates = {name: costs[name] / times for name in ("bytes_per_s", "flops_per_s")}
-                    delays = {
-                        name: costs[name] * times
-                        for name in ("overhead_s", "request_s", "position_s", "sampled_s")
-                    }
-                    engine._cost = msgspec.structs.replace(engine._cost, **rates, **delays)
-            return fleet
-
-        monkeypatch.setattr(seer_sim.plugin, "make_fleet", make)
-
-    return slow
-
-
 @pytest.mark.parametrize(
     ("settings", "groups"),
     [(CROWDED, 48), (ROOMY, 48), (CHUNKS, 48), (UNEVEN, 4)],
@@ -98,9 +80,8 @@ def test_a_wait_in_an_engine_s_own_queue_is_named_and_no_instance_accused(shown)
 
 @pytest.mark.parametrize("times", [2, 10])
 @pytest.mark.parametrize("settings", [CROWDED, ROOMY, CHUNKS], ids=["crowded", "roomy", "chunks"])
-def test_an_instance_at_a_part_of_the_speed_is_found_and_needs_no_look(shown, slowed, settings, times):
-    slowed(times)
-    run = shown(settings)
+def test_an_instance_at_a_part_of_the_speed_is_found_and_needs_no_look(shown, settings, times):
+    run = shown({**settings, "speeds": f"sim-1 = {1 / times}"})
     (slow,) = [each for each in run.findings if each.instance]
     assert slow.title == "Instance sim-1 was slow"
     assert run.lanes[1].slowness == pytest.approx(times, rel=0.15)
