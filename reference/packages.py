@@ -11,7 +11,10 @@ from reference.page import ROOT
 
 __all__ = ["FOLDERS", "packages", "repository_entry_points", "version"]
 
-FOLDERS = ("plugins", "backends", "serving", "training", "contrib", "cli", "host", "lab", "testing", "trace")
+FOLDERS = (
+    *("plugins", "backends", "serving", "training", "contrib"),
+    *("cli", "host", "lab", "session", "testing", "trace"),
+)
 
 
 def packages() -> dict[str, Path]:
