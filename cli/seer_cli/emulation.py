@@ -16,7 +16,15 @@ from seer_core.errors import PluginError
 from seer_core.model import InstanceInfo, PromptGroup
 from seer_core.plugins.config import Config
 
-__all__ = ["EMULATORS", "Emulated", "EmulatedArm", "Emulator", "Written", "emulated_table", "find_emulator"]
+__all__ = [
+    "EMULATORS",
+    "Emulated",
+    "EmulatedArm",
+    "Emulator",
+    "WrittenResponses",
+    "emulated_table",
+    "find_emulator",
+]
 
 EMULATORS = "seer.emulators"
 """Entry-point group of factories of an ``Emulator``, each called with the ``Config`` before engines start.
@@ -27,7 +35,7 @@ A factory raises a ``ConfigError`` where ``[compare.emulated]`` asks for somethi
 MISSING = "no table of [compare.emulated], for which seer-lab has to be installed: "
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenResponses(msgspec.Struct, frozen=True):
     """The responses of a comparison, its arms, and the instances that wrote them."""
 
     groups: Sequence[PromptGroup]
@@ -82,7 +90,7 @@ class Emulated(msgspec.Struct, frozen=True):
         ]
 
 
-Emulator = Callable[[Written], Emulated]
+Emulator = Callable[[WrittenResponses], Emulated]
 """Rolls the responses out anew: the same ones give the same table, on any machine."""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from seer_cli.comparison import FIGURES, arms_of
-from seer_cli.emulation import Emulated, EmulatedArm, Emulator, Written
+from seer_cli.emulation import Emulated, EmulatedArm, Emulator, WrittenResponses
 from seer_sim.cost import PRESETS
 from seer_sim.drafts import Drafts
 from seer_sim.pool import Settings as PoolSettings
@@ -91,7 +91,7 @@ class CompletionLog(Observer):
         self.completions.append(completion)
 
 
-def _emulate(config: Config, cluster: Cluster, written: Written) -> Emulated:
+def _emulate(config: Config, cluster: Cluster, written: WrittenResponses) -> Emulated:
     """Roll the responses out under every arm."""
     by = max(1.0, cluster.kv_capacity_tokens / min(each.kv_capacity_tokens for each in written.instances))
     groups = [
@@ -171,7 +171,7 @@ def _whole_blocks(info: InstanceInfo) -> int:
     return info.kv_capacity_tokens // info.block_tokens * info.block_tokens
 
 
-def _with_texts(twin: Twin, written: Written) -> Twin:
+def _with_texts(twin: Twin, written: WrittenResponses) -> Twin:
     """Return the twin with drafts that are worth what a replay of the texts says."""
     from seer_grouped_spec.replay import Recording
 
@@ -188,7 +188,7 @@ def _with_texts(twin: Twin, written: Written) -> Twin:
     return with_replayed(twin, replayed_drafts(recordings))
 
 
-def _title(written: Written, name: str, cluster: Cluster) -> str:
+def _title(written: WrittenResponses, name: str, cluster: Cluster) -> str:
     responses = sum(group.n for group in written.groups)
     return (
         f"The same {responses:,} responses on {len(written.instances)} emulated instances of {name}, each on"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from seer_cli import emulation
 from seer_cli.comparison import arms_of
-from seer_cli.emulation import Written, find_emulator
+from seer_cli.emulation import WrittenResponses, find_emulator
 
 from seer_core.errors import ConfigError
 from seer_core.model import InstanceInfo, PromptGroup
@@ -94,7 +94,7 @@ def written(config, texts):
         groups.append(PromptGroup(f"g{number}", (7, 8, 9), n=4, max_tokens=400, seed=number))
         tokens |= {f"g{number}/{index}": text[: len(text) - 9 * index] for index in range(4)}
     infos = [InstanceInfo(f"vllm-{each}", 2048, 16, 8, 1024) for each in range(2)]
-    return Written(groups, tokens, dict.fromkeys(tokens, False), arms_of(config), infos)
+    return WrittenResponses(groups, tokens, dict.fromkeys(tokens, False), arms_of(config), infos)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_drafts_are_worth_what_the_texts_say_and_no_arm_is_faster_than_its_bound
     assert all(arm.over_bound >= 1 for arm in emulated.arms)
     backwards = dict(reversed(responses.tokens.items()))
     assert emulate(written(config, alike)) == emulated
-    again = Written(responses.groups, backwards, responses.cut, responses.arms, responses.instances)
+    again = WrittenResponses(responses.groups, backwards, responses.cut, responses.arms, responses.instances)
     assert emulate(again) == emulated
 
 
