@@ -78,7 +78,7 @@ class EmulatedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Labels that placers see: one table for all instances, or a list with one for each."""
 
 
-class Mortal(Protocol):
+class Killable(Protocol):
     """An instance that can be lost on a virtual clock."""
 
     def kill(self, reason: str, down_s: float = 0.0) -> None:
@@ -134,7 +134,7 @@ def check_instance(name: str, instances: Collection[str], where: str) -> None:
 
 
 def schedule_losses(
-    kills: Iterable[Kill], instances: Mapping[str, Mortal], clock: VirtualClock, table: str
+    kills: Iterable[Kill], instances: Mapping[str, Killable], clock: VirtualClock, table: str
 ) -> None:
     """Kill instances at the times that settings name.
 

@@ -21,7 +21,7 @@ from seer_core.ports.kv import KVPool
 from seer_core.ports.launcher import RunningWorker
 from seer_core.ports.weights import WeightSpec, directory
 from seer_worker.client.digest import digest_of
-from seer_worker.own_version import own_version
+from seer_worker.seer_version import seer_version
 from seer_worker.wire import (
     AbortChunk,
     Called,
@@ -207,7 +207,7 @@ class WorkerClient:
             None if self._drafter is None else self._drafter.source(),
             None if self._kv_pool is None else self._kv_pool.store(self.id),
             spec.own_methods,
-            own_version(),
+            seer_version(),
             spec.model_dir,
             await asyncio.to_thread(_digest_now, spec.model_dir),
             spec.tokenizer_dir,

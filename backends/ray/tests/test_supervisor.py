@@ -6,27 +6,27 @@ import threading
 import pytest
 
 pytest.importorskip("ray")
-from seer_ray import nurse
+from seer_ray import supervisor
 
 
 @pytest.fixture
 def exits(monkeypatch):
-    """Return what the nurse's process would have ended with."""
+    """Return what the supervisor's process would have ended with."""
     ended, seen = threading.Event(), []
 
     def leave(status):
         seen.append(status)
         ended.set()
 
-    monkeypatch.setattr(nurse.os, "_exit", leave)
+    monkeypatch.setattr(supervisor.os, "_exit", leave)
     return ended, seen
 
 
-def test_a_nurse_whose_runtime_has_ended_before_it_started_a_worker_ends_too(exits):
+def test_a_supervisor_whose_runtime_has_ended_before_it_started_a_worker_ends_too(exits):
     ended, seen = exits
 
     async def make():
-        nurse.Nurse(0.01)
+        supervisor.Supervisor(0.01)
 
     asyncio.run(make())
     assert ended.wait(60)
@@ -34,11 +34,11 @@ def test_a_nurse_whose_runtime_has_ended_before_it_started_a_worker_ends_too(exi
 
 
 def test_the_wait_is_over_once_there_is_a_worker(exits, monkeypatch):
-    monkeypatch.setattr(nurse.ray, "get_runtime_context", lambda: Context())
-    monkeypatch.setattr(nurse.ray, "get_gpu_ids", list)
+    monkeypatch.setattr(supervisor.ray, "get_runtime_context", lambda: Context())
+    monkeypatch.setattr(supervisor.ray, "get_gpu_ids", list)
 
     async def start():
-        one = nurse.Nurse(3600.0)
+        one = supervisor.Supervisor(3600.0)
         started = await one.start("/bin/true", {}, ("127.0.0.1", 9), bytes(32))
         one._unused.join(60)  # it is over long before its time
         await one._end

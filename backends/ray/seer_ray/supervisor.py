@@ -22,7 +22,7 @@ from seer_host.process import ChildProcess
 from seer_core.scratch import Scratch
 from seer_ray.keeper import Cargo, WeightKeeper, hosts
 
-__all__ = ["Nurse", "Started"]
+__all__ = ["Started", "Supervisor"]
 
 LOG_BYTES = 1 << 16
 LINGER_S = 10.0
@@ -30,17 +30,17 @@ LINGER_S = 10.0
 
 
 class Started(Struct, frozen=True):
-    """The facts that a nurse measures where it runs; ``flaw`` is why it has started no worker."""
+    """The facts that a supervisor measures where it runs; ``flaw`` is why it has started no worker."""
 
     host: str
     node_id: str
-    nurse_pid: int
+    supervisor_pid: int
     pid: int = 0
     scratch: str = ""
     flaw: str = ""
 
 
-class Nurse:
+class Supervisor:
     """Has one worker.  Its methods are async, so that its loop, which has no other work, is never blocked.
 
     It ends itself if no worker's start follows within ``unused_s``: the runtime has ended.
@@ -67,7 +67,7 @@ class Nurse:
         facts: dict[str, Any] = {
             "host": socket.gethostname(),
             "node_id": ray.get_runtime_context().get_node_id(),
-            "nurse_pid": os.getpid(),
+            "supervisor_pid": os.getpid(),
         }
         held, given = os.pipe()
         output, written = os.pipe()

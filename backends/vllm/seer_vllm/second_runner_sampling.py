@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from vllm import SamplingParams
 
-__all__ = ["SecondSampler", "install"]
+__all__ = ["SecondRunnerSampler", "install"]
 
 
-class SecondSampler:
+class SecondRunnerSampler:
     """Samples for a model runner; its methods stand in for those of vLLM's samplers."""
 
     def __init__(self, runner: Any) -> None:
@@ -157,9 +157,9 @@ class SecondSampler:
         return control(logits, rows, partial(grammars_of, self._model, logits.shape[1]))
 
 
-def install(runner: Any) -> SecondSampler:
+def install(runner: Any) -> SecondRunnerSampler:
     """Make ``runner`` sample by key; ``internals.check_second_runner`` has found nothing against it."""
-    sampler = SecondSampler(runner)
+    sampler = SecondRunnerSampler(runner)
     runner.sampler.add_request = sampler.add_request
     runner.sampler.sample = sampler.sample
     if runner.rejection_sampler is not None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["own_version"]
+__all__ = ["seer_version"]
 
 
-def own_version() -> str:
+def seer_version() -> str:
     """Return it; empty where Seer runs from its source without being installed."""
     try:
         return version("seer-worker")
