@@ -217,6 +217,18 @@ def _configure_logs(level: str) -> None:
     )
 
 
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Log errors alone meanwhile, as of simulated instances whose starts and ends are no news."""
+    before = structlog.get_config()
+    errors = structlog.make_filtering_bound_logger(logging.ERROR)
+    structlog.configure(**{**before, "wrapper_class": errors})
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
 def degradation_line(degradations: Mapping[str, int], where: str = "") -> str:
     """Return what to say of a run's troubles, which were counted by part."""
     told = ", ".join(f"{printable(what)} ({count})" for what, count in degradations.items())

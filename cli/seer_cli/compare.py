@@ -15,7 +15,7 @@ from rich.table import Table
 from seer_session.prompts import PromptsFile, read_prompts
 from seer_session.runtime import Runtime
 
-from seer_cli.common import config_options, degradation_line, main_options, run_async
+from seer_cli.common import config_options, degradation_line, main_options, quiet_logs, run_async
 from seer_cli.comparison import FIGURES, Arm, ArmResult, arms_of, compare, left_out, show_figure
 from seer_cli.display import Display
 from seer_cli.emulation import Emulated, WrittenResponses, emulated_table, find_emulator
@@ -123,9 +123,9 @@ def compare_command(
         click.echo(f"\n{emulator}")
     elif emulator is not None and baseline.written is not None:
         outcome = baseline.written
-        emulated = emulator(
-            WrittenResponses(read.groups, outcome.tokens, outcome.cut, arms_wanted, instances)
-        )
+        responses = WrittenResponses(read.groups, outcome.tokens, outcome.cut, arms_wanted, instances)
+        with quiet_logs():
+            emulated = emulator(responses)
         _print_emulated(emulated)
         if json_file is not None:
             pairs = zip(documents, emulated.to_json(), strict=True)
