@@ -1,4 +1,4 @@
-"""What the tests of a file have set among the variables ends with the file."""
+"""A variable that the tests of a file have changed is as before in the next file."""
 
 SETS = """
 import os
