@@ -9,12 +9,19 @@ class ProcessTransport:
     async def open(self, start, peer):
         return "ready"
 """
+SERVER = """
+class ForkServer:
+    def __init__(self, interpreter, preload, environment):
+        self.preload = preload
+"""
 TEST = """
 import asyncio
 
 def test_starts_two():
-    from seer_worker.client.process_transport import ProcessTransport  # at first here
+    from seer_worker.client.fork_server import ForkServer  # at first here
+    from seer_worker.client.process_transport import ProcessTransport
 
+    assert ForkServer("python", "engine:preload", {}).preload == "engine:preload"
     transport = ProcessTransport()
     assert asyncio.run(transport.open(None, None)) == asyncio.run(transport.open(None, None)) == "ready"
 
@@ -25,10 +32,11 @@ def test_starts_none():
 
 @pytest.fixture
 def transport(tmp_path):
-    """A package of the transport's name, which starts nothing."""
+    """A package of the transport's and the fork server's names, which starts nothing."""
     package = tmp_path / "seer_worker" / "client"
     package.mkdir(parents=True)
     (package / "process_transport.py").write_text(TRANSPORT)
+    (package / "fork_server.py").write_text(SERVER)
 
 
 @pytest.mark.usefixtures("transport")
@@ -46,5 +54,6 @@ def test_each_test_has_its_seconds_and_the_engines_that_it_has_started(run_tests
     costs = {each.pop("test"): each for each in lines}
     assert set(costs) == {"test_it.py::test_starts_two", "test_it.py::test_starts_none"}
     assert all(each["seconds"] > 0 for each in costs.values())
-    assert costs["test_it.py::test_starts_two"]["engines"] == 2
-    assert "engines" not in costs["test_it.py::test_starts_none"]
+    two, none = costs["test_it.py::test_starts_two"], costs["test_it.py::test_starts_none"]
+    assert (two["engines"], two["imports"]) == (2, 1)
+    assert not {"engines", "imports"} & none.keys()
