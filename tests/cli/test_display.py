@@ -16,7 +16,7 @@ import structlog
 from seer_cli import display
 from seer_cli.common import _configure_logs
 from seer_cli.display import Display
-from seer_cli.frame import frame_of
+from seer_cli.display_frame import frame_of
 from seer_cli.progress import RunProgress
 
 from seer_core.model import InstanceInfo

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 from seer_cli.explain import life_of
-from seer_cli.life_words import rows_of_life, sums
+from seer_cli.request_wording import rows_of_life, sums
 from seer_trace.chunk_runs import ChunkRun
 from seer_trace.records import TraceRecord, read_trace
 from seer_trace.request_life import LifeReader, Wait

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import numpy as np
 
-from seer_cli.life_words import counted, lacks
 from seer_cli.report.lanes import SECONDS
 from seer_cli.report.pace import SLOW, StepPace
 from seer_cli.report.reading import RunReader
+from seer_cli.request_wording import counted, lacks
 from seer_core.errors import printable
 
 __all__ = ["Finding", "busy_s", "findings_of", "longest_request"]

@@ -8,8 +8,8 @@ import attrs
 from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
-from seer_cli.life_words import counted, lacking
 from seer_cli.progress import InstanceLine, RunProgress
+from seer_cli.request_wording import counted, lacking
 from seer_core.errors import printable
 
 __all__ = ["frame_of", "headline", "line_of", "standing"]

@@ -2,7 +2,7 @@
 
 import pytest
 from rich.console import Console
-from seer_cli.frame import frame_of, line_of
+from seer_cli.display_frame import frame_of, line_of
 from seer_cli.progress import RunProgress
 
 from seer_core.model import InstanceInfo
