@@ -1,13 +1,14 @@
 """How fast each instance is beside the others, by how long the tokens of its chunks take.
 
 A token takes longer where more requests run and contexts are longer.  So instances are compared at like
-loads: the mean number of requests, and the mean KV, while a chunk ran.  All is in logarithms.  How a token's
-time grows with either load is learnt from changes within each instance, and is at most in proportion to the
-load that has grown more.
+loads: the requests in flight, and their KV, at a chunk's begin or its end, whichever are more.  All is in
+logarithms.  How a token's time grows with either load is learnt from changes within each instance, and is at
+most in proportion to the load that has grown more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import exp, log
 
 import attrs
@@ -17,6 +18,9 @@ from seer_core.model.events import ChunkFinished
 
 __all__ = ["PaceMeter"]
 
+AT_ONCE, AT_FIRST = 2, 16
+"""Chunks of an instance that are measured at a time, later and at first: those beside them see the same
+steps."""
 CHUNKS = 8
 """Chunks that a mean goes back, about."""
 FEWEST = 4
@@ -39,33 +43,30 @@ APART, ALIKE = log(1.5), log(1.2)
 
 @attrs.define(eq=False)
 class MeasuredPace:
-    """Sums over an instance's time, and the means of its last chunks, in logarithms."""
+    """The means of an instance's last chunks, in logarithms."""
 
-    instance: InstanceStatus
-    since_s: float
-    requests_s: float = 0.0
-    kv_tokens_s: float = 0.0
-    sent: dict[Request, tuple[float, float, float]] = attrs.Factory(dict)
-    """The time at which each chunk in flight was sent, and the sums of then."""
+    timed: int = 0
+    """How many of its chunks in flight are measured."""
     chunks: int = 0
     token: float = 0.0
     requests: float = 0.0
     kv: float = 0.0
     slowness: float = 0.0
 
-    def pass_time(self, now: float) -> None:
-        """Add what has run since the last change of the load."""
-        seconds = now - self.since_s
-        if seconds:
-            self.since_s = now
-            self.requests_s += seconds * self.instance.running
-            self.kv_tokens_s += seconds * self.instance.reserved_kv_tokens
+    @property
+    def is_ready(self) -> bool:
+        """Whether another chunk is to be measured."""
+        return self.timed < (AT_ONCE if self.chunks >= AT_FIRST else AT_FIRST)
 
 
 class PaceMeter:
     """Measures ``InstanceStatus.token_s`` and ``slowness`` from what happens to chunks; O(1) for each."""
 
     def __init__(self) -> None:
+        self.ready: set[str] = set()
+        """The instances whose next chunk is measured."""
+        self.timed: dict[Request, tuple[float, int, int]] = {}
+        """When each chunk that is measured was sent, with the load of then."""
         self._paces: dict[str, MeasuredPace] = {}
         self._compared = 0
         self._token = self._requests = self._kv = 0.0
@@ -73,39 +74,53 @@ class PaceMeter:
         self._rr = self._rk = self._kk = self._rt = self._kt = 0.0
         """Covariances within instances: of the loads, and of each with the time."""
 
-    def start(self, instance: InstanceStatus, now: float) -> None:
+    def start(self, instance: InstanceStatus) -> None:
         """Measure an instance from now on."""
-        self._paces[instance.id] = MeasuredPace(instance, now)
+        self._paces[instance.id] = MeasuredPace()
+        self.ready.add(instance.id)
 
-    def lose(self, instance: InstanceStatus) -> None:
-        """Forget an instance."""
+    def lose(self, instance: InstanceStatus, on_it: Iterable[Request]) -> None:
+        """Forget an instance, with the chunks that are in flight there."""
+        self.ready.discard(instance.id)
+        for request in on_it:
+            self.timed.pop(request, None)
         self._count(self._paces.pop(instance.id), -1)
 
     def send(self, instance: InstanceStatus, request: Request, now: float) -> None:
-        """Note a chunk that is sent, before the load counts it."""
+        """Measure a chunk that is sent, once the load counts it, to an instance that is ``ready``."""
+        self.timed[request] = now, instance.running, instance.reserved_kv_tokens
         pace = self._paces[instance.id]
-        pace.pass_time(now)
-        pace.sent[request] = now, pace.requests_s, pace.kv_tokens_s
+        pace.timed += 1
+        if not pace.is_ready:
+            self.ready.remove(instance.id)
 
     def end(
         self, instance: InstanceStatus, request: Request, now: float, finished: ChunkFinished | None
     ) -> None:
-        """Measure a chunk that is over, before the load leaves it out; None if it brought nothing."""
-        pace = self._paces[instance.id]
-        pace.pass_time(now)
-        began_s, requests_s, kv_tokens_s = pace.sent.pop(request)
-        took_s, info = now - began_s, instance.info
-        if finished is None or took_s <= 0.0:
-            return
-        tokens = finished.tokens
+        """Note that a chunk that is ``timed`` is over, while the load counts it; None: it brought nothing."""
+        sent, pace = self.timed.pop(request), self._paces[instance.id]
+        pace.timed -= 1
+        if pace.is_ready:
+            self.ready.add(instance.id)
+        if finished is not None:
+            self._measure(instance, pace, sent, now, finished)
+
+    def _measure(
+        self,
+        instance: InstanceStatus,
+        pace: MeasuredPace,
+        sent: tuple[float, int, int],
+        now: float,
+        finished: ChunkFinished,
+    ) -> None:
+        (began_s, requests, kv_tokens), info, tokens = sent, instance.info, finished.tokens
+        requests, kv_tokens = max(requests, instance.running), max(kv_tokens, instance.reserved_kv_tokens)
         if tokens < FEWEST_TOKENS or finished.prefilled_tokens + finished.pool_tokens > CONTEXT * tokens:
             return
-        requests = (pace.requests_s - requests_s) / took_s
-        kv_tokens = (pace.kv_tokens_s - kv_tokens_s) / took_s
-        if requests > info.max_running or kv_tokens > info.kv_capacity_tokens:
-            return  # some have waited in its own queue
+        if requests > info.max_running or kv_tokens > info.kv_capacity_tokens or now <= began_s:
+            return  # in the first two cases some have waited in its own queue
         self._count(pace, -1)
-        self._learn(pace, log(took_s / tokens), log(max(requests, 1.0)), log(max(kv_tokens, 1.0)))
+        self._learn(pace, log((now - began_s) / tokens), log(requests), log(max(kv_tokens, 1)))
         if self._compared and pace.chunks >= FEWEST:
             self._compare(pace)
             instance.slowness = exp(pace.slowness)

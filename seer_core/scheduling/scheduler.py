@@ -250,7 +250,7 @@ class Scheduler:
     def _dispatch(self, commands: list[Command]) -> None:
         splitter, placer = self.policies.splitter, self.policies.placer
         prioritizer = self.policies.prioritizer
-        has_room, living = self.has_room, self._living
+        has_room, living, pace = self.has_room, self._living, self.pace
         while (request := self._next()) is not None:
             group = request.group
             self._stage = splitter
@@ -284,9 +284,10 @@ class Scheduler:
             added = kv_tokens = instance.footprint(request, kept)
             if instance.info.shares_prompts:
                 kv_tokens += instance.shared_kv_tokens(group)
-            self.pace.send(instance, request, self._now)
             instance.running += 1
             instance.reserved_kv_tokens += added
+            if instance_id in pace.ready:
+                pace.send(instance, request, self._now)
             migrated = self.buffer.run(request, instance_id, tokens, kv_tokens)
             self._to_oldest = (self._to_oldest or STARVATION_INTERVAL) - 1
             for slot, instance_changed in self._instance_changes:
@@ -340,7 +341,7 @@ class Scheduler:
         self._instances_seen += 1
         self.instances[instance.id] = instance
         self._living += (instance,)
-        self.pace.start(instance, self._now)
+        self.pace.start(instance)
         if self.debug:
             make_read_only(instance)
         self._notify("instance_started", instance)
@@ -374,7 +375,7 @@ class Scheduler:
     def _retire(self, instance: InstanceStatus) -> None:
         """Place nothing on an instance any more."""
         del self.instances[instance.id]
-        self.pace.lose(instance)
+        self.pace.lose(instance, self.buffer.on_instance.get(instance.id, ()))
         self._living = tuple(each for each in self._living if each is not instance)
         self._subject = None
         self._notify("instance_lost", instance)
@@ -497,7 +498,8 @@ class Scheduler:
         if instance is None:  # it leaves, with what it has reserved, and with its KV
             request.instance = None
             return
-        self.pace.end(instance, request, self._now, finished)
+        if request in self.pace.timed:
+            self.pace.end(instance, request, self._now, finished)
         instance.running -= 1
         instance.reserved_kv_tokens -= request.chunk_kv_tokens
         if instance.info.shares_prompts:

@@ -110,9 +110,11 @@ class KvAware(Placer):
         self._with_slots = 0
         self._heaps: dict[tuple[tuple[str, str], int], list[Key]] = {}
         self._heap: list[Key] | None = None
-        """The only one, where there is one and free KV alone decides."""
+        """The only one, where there is one and no scorer."""
         self._uneven = False
         """Whether some instances are slower than others."""
+        self._weighs_more = bool(self.scorers)
+        """Whether more than KV decides, as it does where instances are uneven, and with scorers."""
 
     def instance_changed(self, instance: InstanceStatus) -> None:
         """Take in an instance's new load; one without a free slot is out of the running."""
@@ -246,7 +248,10 @@ class KvAware(Placer):
             or self._footprint(home, request, chunk_tokens) > home.free_kv_tokens
         ):
             return "full"
-        gain = self._room(best, request) - self._room(home, request) - self._near(best, home)
+        apart = self._room(best, request) - self._room(home, request)
+        if apart <= 0 and not self._weighs_more:
+            return HOME
+        gain = apart - self._near(best, home)
         if self.scorers:
             gain += sum(score(request, best) - score(request, home) for score in self.scorers)
         if self._uneven:
@@ -288,7 +293,7 @@ class KvAware(Placer):
         else:
             keys = [key for heap in self._heaps.values() if (key := self._top(heap)) is not None]
         found = [ranked.instance for _, _, _, ranked in sorted(keys)]
-        if len(found) < 2 or (home is None and not self._uneven and not self.scorers):
+        if len(found) < 2 or (home is None and not self._weighs_more):
             return found[0] if found else None
 
         def worth(instance: InstanceStatus) -> float:
@@ -339,3 +344,4 @@ class KvAware(Placer):
         only = len(self._heaps) == 1 and not self.scorers
         self._heap = next(iter(self._heaps.values())) if only else None
         self._uneven = len({halvings for _, halvings in self._heaps}) > 1
+        self._weighs_more = self._uneven or bool(self.scorers)
