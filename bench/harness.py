@@ -52,8 +52,8 @@ class Case(Protocol):
 
     ``DEPENDS_ON`` are the paths that the figures depend on, ``ROUNDS`` is the default of ``--rounds``.
     ``run`` may be a coroutine function.  ``table`` renders stored rows as Markdown.  A case whose result is
-    stored also has ``answer``, which makes a sentence of the rows.  ``short_table``, which a case may have,
-    renders them for the README.
+    stored also has ``answer``, which makes a sentence of the rows.  ``one_number``, which a case may have,
+    makes one for the README.
     """
 
     __doc__: str

@@ -1,4 +1,4 @@
-"""Stored results as pages: docs/results, and the README's tables between markers."""
+"""Stored results as pages: docs/results, and the README's number between markers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def results() -> dict[str, StoredResult]:
 
 
 def rendered() -> dict[Path, str]:
-    """Return what every generated page has to hold, and the README with its tables."""
+    """Return what every generated page has to hold, and the README with its number."""
     found = results()
     pages = {PAGES / f"{name}.md": page_of(name, result) for name, result in found.items()}
     answers = msgspec.json.decode((RESULTS / f"{ANSWERED}.json").read_bytes(), type=list[AnsweredQuestion])
@@ -122,13 +122,9 @@ def first_page(found: Mapping[str, StoredResult]) -> str:
 
 
 def inset(found: Mapping[str, StoredResult], name: str) -> str:
-    """Return a result's short table and its origin; one sentence before it is measured."""
-    if name not in found:
-        return f"Not measured yet: `python -m bench {name} --json bench/results/{name}.json`\n"
-    result = found[name]
-    case = case_of(result.case)
-    table = getattr(case, "short_table", case.table)(result.rows)
-    return f"{table}\n\n{origin(result)}\n"
+    """Return the number that a result has for the README."""
+    number: str = case_of(found[name].case).one_number(found[name].rows)  # type: ignore[attr-defined]
+    return f"{number}\n"
 
 
 def answered_page(answers: list[AnsweredQuestion]) -> str:
