@@ -150,8 +150,8 @@ def one_number(rows: Sequence[Row]) -> str:
     ratio = row["emulated"]["ratio_to_baseline"]
     time, tail = (100 * (1 - ratio[figure]) for figure in ("total_time_s", "tail_time_s"))
     return (
-        f"With all techniques a rollout takes **{time:.0f} % less time** than under veRL's policy, and its tail\n"
-        f"{tail:.0f} % less, with the same tokens."
+        f"With all techniques a rollout takes **{time:.0f} % less time** than under veRL's policy,\n"
+        f"and its tail {tail:.0f} % less, with the same tokens."
     )
 
 
