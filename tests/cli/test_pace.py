@@ -1,5 +1,7 @@
 """The steps of instances side by side in a report: at equal batches and contexts, with the cause named."""
 
+import re
+
 import pytest
 from seer_cli.report.data import run_of
 from seer_cli.report.reading import RunReader
@@ -160,3 +162,35 @@ def test_the_longest_response_on_a_slow_instance_would_have_ended_sooner_on_anot
     assert "Of the 2.0 s, 2.0 s were on lame" in longest.text
     assert "it would have run for 1.0 s" in longest.text
     assert "No order" not in longest.text
+
+
+WHOLE = {**ROOMY, "speeds": "sim-1 = 0.1"}
+
+
+def test_the_last_response_that_stayed_on_a_slow_instance_says_what_another_would_have_saved(shown):
+    run = shown(WHOLE)
+    stayed = next(each for each in run.findings if "stayed" in each.title)
+    assert re.fullmatch(
+        r"[\d,]+ of its tokens took [\d,]+\.\d s on sim-1 while sim-\d( and sim-\d)* had nothing to do\."
+        r" There they would have taken [\d,]+\.\d s(, with [\d.]+ s for its context)?\."
+        r" It ran whole; in chunks it could have moved\.",
+        stayed.text,
+    )
+    assert stayed.title == f"Response {stayed.request} stayed on a slow instance"
+    assert 0.5 < stayed.share < 0.9
+
+
+@pytest.mark.parametrize("settings", [ROOMY, CHUNKS, {**CHUNKS, "kv": 131072, "speeds": "sim-1 = 0.1"}])
+def test_no_response_is_said_to_have_stayed_where_none_did(shown, settings):
+    run = shown(settings)
+    assert [each.title for each in run.findings if "stayed" in each.title] == []
+
+
+def test_what_a_move_costs_is_in_the_time_that_another_instance_would_have_taken():
+    lanes = {"quick": (5, 1_100, 0.010), "lame": (5, 1_100, 0.090)}
+    stayed = next(
+        each for each in side_by_side(lanes, prefill_s_per_token=0.5).findings if "stayed" in each.title
+    )
+    # From 1 s on; 11 of its 100 tokens, and its prompt of one token, were there then.
+    assert stayed.text.startswith("89 of its tokens took 8.0 s on lame while quick had nothing to do. There")
+    assert "they would have taken 6.9 s, with 6.1 s for its context." in stayed.text
