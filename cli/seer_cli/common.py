@@ -70,7 +70,9 @@ def main_options(command: F) -> F:
     """Add ``--debug`` and ``--log-level``, and turn errors into one line and an exit status."""
 
     @click.option(
-        "--debug", is_flag=True, help="Show tracebacks; end a run where a plug-in changes what it was given."
+        "--debug",
+        is_flag=True,
+        help="Show tracebacks; log calls of hooks; end a run where a plug-in changes what it was given.",
     )
     @click.option(
         "--log-level",

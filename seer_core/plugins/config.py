@@ -138,7 +138,9 @@ class SeerTable(Struct, frozen=True):
     config file. Empty stands for the temporary directory, ``none`` for no copy.
     """
     debug: bool = False
-    """Ends a run where a plug-in changes what it was given, or an observer raises. ``--debug`` sets it."""
+    """Ends a run where a plug-in changes what it was given, or an observer raises, and logs each call of a
+    hook. ``--debug`` sets it.
+    """
     slots: SlotsTable = SlotsTable()
     """The plug-in for each slot that several enabled ones offer to fill."""
     turns: TurnsTable = TurnsTable()
@@ -222,6 +224,8 @@ class Config(Struct, frozen=True):
     """The directory to which relative paths refer: that of the file."""
     origins: Mapping[str, str]
     """Where each key that was set was set: the file, or ``--set``."""
+    blocked: tuple[str, ...] = ()
+    """The plug-ins that ``-p no:NAME`` leaves out."""
 
     def with_plugins(self, plugins: Sequence[str]) -> Config:
         """Return the same configuration with other plug-ins enabled; ``[seer.slots]`` chooses among them."""
@@ -308,6 +312,7 @@ def make_config(
         _tables(tree, "launcher"),
         base_dir.absolute(),
         origins,
+        gone,
     )
 
 

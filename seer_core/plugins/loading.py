@@ -16,10 +16,10 @@ from msgspec import Struct
 from seer_core.error_origin import describe_error
 from seer_core.errors import ConfigError, PluginError, printable, quote
 from seer_core.plugins.config import LONGEST_NAME, Config, nearest, structure
-from seer_core.plugins.hooks import HOOKS, read_hooks
+from seer_core.plugins.hooks import HOOKS, Plugin, SeerPluginManager, read_hooks
 from seer_core.plugins.hookspecs import PROJECT, Startup
 from seer_core.plugins.merge_fleets import merge_fleets
-from seer_core.plugins.slots import SLOTS, Factories, Plugin, Strategies, fill
+from seer_core.plugins.slots import Factories, Strategies, fill
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.engine import EngineFleet, InstanceClient
 from seer_core.ports.kv import KVPool
@@ -30,9 +30,7 @@ from seer_core.scheduling.scheduler import CORE, Slot
 __all__ = [
     "HOOKS",
     "MADE_BY",
-    "SLOTS",
     "Assembly",
-    "Plugin",
     "Strategies",
     "assemble",
     "fill_slots",
@@ -50,6 +48,8 @@ HERE = "local"
 """What ``[seer].launcher`` says where workers are to be child processes."""
 NO_POOL = "none"
 """What ``[seer].kv_pool`` says where instances are to share no KV."""
+NONE = {"launcher": HERE, "kv_pool": NO_POOL}
+"""Keys of ``[seer]`` to the word that names no plug-in."""
 
 MISSPELT = 0.75
 """How alike two names are, as ``difflib`` counts it, of which one is taken for the other misspelt."""
@@ -59,6 +59,12 @@ MADE_BY = {"launcher": "launcher", "engine": "engines", "kv_pool": "kv_pool"}
 
 MADE = {"launcher": "a launcher", "engine": "engines", "kv_pool": "a KV pool"}
 """What these make, in words."""
+
+UNLAUNCHED = {
+    "engine": "starts no workers by one; name another engine",
+    "kv_pool": f"is of one machine; write kv_pool = {NO_POOL!r}",
+}
+"""What these are that do not ask for the launcher, and the remedy."""
 
 
 class NoSettings(Struct, frozen=True):
@@ -141,8 +147,8 @@ def load(name: str, table: Mapping[str, Any] | None, where: str, *, used: bool =
         raise PluginError(
             f"plug-in {name!r}: its `Settings` is {quote(kind)}; make it a class of msgspec.Struct"
         )
-    hooks = dict(read_hooks(name, namespace))
-    doctor = hooks.pop("doctor", None)
+    hooks = read_hooks(name, namespace)
+    hooks.pop("doctor", None)
     settings = None
     if table is not None:
         # Before the settings: an error about those would hide that the plug-in stands in the wrong place.
@@ -150,12 +156,12 @@ def load(name: str, table: Mapping[str, Any] | None, where: str, *, used: bool =
         if (right := _right_kind(hooks, stands)) != stands:
             raise _misplaced(name, where, right, used)
         settings = structure(table, kind, where)
-    return Plugin(name, point.module, settings, hooks, doctor)
+    return Plugin(name, point.module, namespace, settings, hooks)
 
 
 def _right_kind(hooks: Mapping[str, Any], kind: str) -> str:
     """Return the kind of table where a plug-in's settings belong: the one where they stand, if they may."""
-    makes = [made for made, slot in MADE_BY.items() if slot in hooks]
+    makes = [made for made, slot in MADE_BY.items() if hooks.get(slot)]
     if kind in makes or (kind == "plugin" and not len(makes) == len(hooks) == 1):
         return kind
     return makes[0] if makes else "plugin"
@@ -175,7 +181,7 @@ def _misplaced(name: str, where: str, right: str, used: bool) -> ConfigError:
 
 def _makes_none(name: str, kind: str) -> ConfigError:
     """Return the error for a plug-in that ``[seer]`` names in vain for its launcher, engine or KV pool."""
-    default = {"launcher": f", or {HERE!r}", "kv_pool": f", or {NO_POOL!r}"}.get(kind, "")
+    default = f", or {NONE[kind]!r}" if kind in NONE else ""
     what = MADE[kind].removeprefix("a ")
     return ConfigError(f"plug-in {name!r} makes no {what}; [seer].{kind} must name one that does{default}")
 
@@ -183,44 +189,23 @@ def _makes_none(name: str, kind: str) -> ConfigError:
 def load_enabled(config: Config) -> list[tuple[str, Plugin]]:
     """Load what a config enables: launcher, engines, KV pool, plug-ins, each with its kind of table."""
     _check_unused_tables(config)
-    kv_pool, launcher = _load_kv_pool(config), _load_launcher(config)
-    return [
-        *([] if launcher is None else [("launcher", launcher)]),
-        *(("engine", plugin) for plugin in _load_engines(config)),
-        *([] if kv_pool is None else [("kv_pool", kv_pool)]),
-        *(("plugin", plugin) for plugin in _load_plugins(config)),
-    ]
-
-
-def _load_engines(config: Config) -> list[Plugin]:
     if not config.seer.engines:
         raise ConfigError(
             "[seer].engine names no engine; write `engine =` with the plug-in that makes the instances, or a"
             " list of several; `seer plugins` lists those installed"
         )
-    return [load(name, config.engine.get(name, {}), f"engine.{name}") for name in config.seer.engines]
+    return [(kind, plugin) for kind in (*MADE_BY, "plugin") for plugin in _load_kind(config, kind)]
 
 
-def _load_kv_pool(config: Config) -> Plugin | None:
-    return _load_one("kv_pool", config.seer.kv_pool, NO_POOL, config.kv_pool)
-
-
-def _load_launcher(config: Config) -> Plugin | None:
-    return _load_one("launcher", config.seer.launcher, HERE, config.launcher)
-
-
-def _load_one(kind: str, name: str, default: str, tables: Mapping[str, Mapping[str, Any]]) -> Plugin | None:
-    """Load the plug-in that ``[seer].<kind>`` names; ``default`` names none."""
-    if name == default:
-        return None
-    if name not in installed():
-        error = unknown_plugin(name, f"[seer].{kind}")
-        raise ConfigError(f"{error}; install the one you mean, or write {kind} = {default!r}")
-    return load(name, tables.get(name, {}), f"{kind}.{name}")
-
-
-def _load_plugins(config: Config) -> list[Plugin]:
-    return [load(name, config.plugin.get(name, {}), f"plugin.{name}") for name in config.seer.plugins]
+def _load_kind(config: Config, kind: str) -> list[Plugin]:
+    """Load the plug-ins that a run takes from the tables of a kind."""
+    names = [name for name in _used(config, kind) if name != NONE.get(kind)]
+    for name in names:
+        if kind in NONE and name not in installed():
+            error = unknown_plugin(name, f"[seer].{kind}")
+            raise ConfigError(f"{error}; install the one you mean, or write {kind} = {NONE[kind]!r}")
+    tables = getattr(config, kind)
+    return [load(name, tables.get(name, {}), f"{kind}.{name}") for name in names]
 
 
 def startup_of(config: Config) -> Startup:
@@ -237,56 +222,45 @@ def fill_slots(config: Config) -> Strategies:
         PluginError: a factory raised, or returned something its slot does not take.
     """
     _check_unused_tables(config)
-    return fill(config.seer.slots, _load_plugins(config), startup_of(config))
+    plugins = _load_kind(config, "plugin")
+    return fill(config.seer.slots, plugins, Factories(SeerPluginManager(plugins, config), startup_of(config)))
 
 
 def assemble(config: Config) -> Assembly:
     """Fill every slot, engines included; see ``fill_slots`` for the errors."""
-    startup = startup_of(config)
-    launcher = _make_one(_load_launcher(config), "launcher", Factories(startup))
-    factories = Factories(startup, None if launcher is None else launcher.strategy)
-    engines, kv_pool = _load_engines(config), _load_kv_pool(config)
+    enabled = load_enabled(config)
+    used = {kind: [plugin for each, plugin in enabled if each == kind] for kind in (*MADE_BY, "plugin")}
+    factories = Factories(SeerPluginManager([plugin for _, plugin in enabled], config), startup_of(config))
+    launcher = next(iter(_make("launcher", used, factories)), None)
     if launcher is not None:
-        for plugin in engines:
-            _needs_launcher(plugin, "engine", launcher.owner)
-        if kv_pool is not None:
-            _needs_launcher(kv_pool, "kv_pool", launcher.owner)
-    fleets = {plugin.name: _make_engines(plugin, factories) for plugin in engines}
+        factories.launcher = launcher.strategy
+        for kind in ("engine", "kv_pool"):
+            for plugin in used[kind]:
+                _needs_launcher(plugin, kind, launcher.owner)
+    fleets = {made.owner: made.strategy for made in _make("engine", used, factories)}
     _check_engines(fleets)
-    pool = _make_one(kv_pool, "kv_pool", factories)
-    return Assembly(merge_fleets(fleets), fill_slots(config), pool, launcher)
+    pool = next(iter(_make("kv_pool", used, factories)), None)
+    strategies = fill(config.seer.slots, used["plugin"], factories)
+    return Assembly(merge_fleets(fleets), strategies, pool, launcher)
+
+
+def _make(kind: str, used: Mapping[str, list[Plugin]], factories: Factories) -> list[Slot[Any]]:
+    """Return the launcher, the engines or the KV pool of the plug-ins that the config names for it."""
+    slots = []
+    for plugin in factories.manager.answering(MADE_BY[kind], used[kind]):
+        if (made := factories.make(plugin, MADE_BY[kind])) is None:
+            raise _makes_none(plugin.name, kind)
+        slots.append(made)
+    return slots
 
 
 def _needs_launcher(plugin: Plugin, kind: str, launcher: str) -> None:
     """Refuse an engine that starts no workers by a launcher, and a KV pool of one machine."""
-    if "launcher" not in plugin.hooks[MADE_BY[kind]].accepts:
-        fact, remedy = (
-            ("starts no workers by one", "name another engine")
-            if kind == "engine"
-            else ("is of one machine", f"write kv_pool = {NO_POOL!r}")
-        )
+    if not plugin.asks(MADE_BY[kind], "launcher"):
         raise ConfigError(
-            f"[seer].launcher = {launcher!r}, but the {kind} {plugin.name!r} {fact}; {remedy}, or launcher ="
-            f" {HERE!r}"
+            f"[seer].launcher = {launcher!r}, but the {kind} {plugin.name!r} {UNLAUNCHED[kind]}, or launcher"
+            f" = {HERE!r}"
         )
-
-
-def _make_engines(plugin: Plugin, factories: Factories) -> EngineFleet:
-    fleet = factories.make(plugin, "engines")
-    if fleet is None:
-        raise _makes_none(plugin.name, "engine")
-    made: EngineFleet = fleet.strategy
-    return made
-
-
-def _make_one(plugin: Plugin | None, kind: str, factories: Factories) -> Slot[Any] | None:
-    """Return the launcher or the KV pool of the plug-in that the config names for it."""
-    if plugin is None:
-        return None
-    answer = factories.make(plugin, MADE_BY[kind])
-    if answer is None:
-        raise _makes_none(plugin.name, kind)
-    return answer
 
 
 def _check_engines(fleets: Mapping[str, EngineFleet]) -> None:
@@ -330,10 +304,8 @@ def _check_unused_tables(config: Config) -> None:
 
 def _used(config: Config, kind: str) -> tuple[str, ...]:
     """Return the plug-ins that a run takes from the tables of a kind."""
-    seer = config.seer
-    return {"launcher": (seer.launcher,), "engine": seer.engines, "kv_pool": (seer.kv_pool,)}.get(
-        kind, seer.plugins
-    )
+    names = getattr(config.seer, {"engine": "engines", "plugin": "plugins"}.get(kind, kind))
+    return (names,) if isinstance(names, str) else names
 
 
 def _is_misspelt(name: str) -> bool:

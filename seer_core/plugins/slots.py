@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -10,8 +10,8 @@ import attrs
 from seer_core.error_origin import describe_error, is_interruption, is_sentence
 from seer_core.errors import ConfigError, PluginError, quote
 from seer_core.plugins.config import SlotsTable, nearest
-from seer_core.plugins.hooks import Hook
-from seer_core.plugins.hookspecs import Check, Startup
+from seer_core.plugins.hooks import Plugin, SeerPluginManager
+from seer_core.plugins.hookspecs import Startup
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import EngineFleet
@@ -21,7 +21,7 @@ from seer_core.ports.launcher import Launcher
 from seer_core.ports.policy import Observer, Placer, Prioritizer, Splitter
 from seer_core.scheduling.scheduler import CORE, Policies, Slot, remedy_without
 
-__all__ = ["SLOTS", "Factories", "Plugin", "Strategies", "check_enabled", "fill"]
+__all__ = ["SLOTS", "Factories", "Strategies", "check_enabled", "fill"]
 
 SLOTS: Mapping[str, type] = {
     "launcher": Launcher,
@@ -38,17 +38,6 @@ SLOTS: Mapping[str, type] = {
 
 INNER = "inner"
 """The argument by which a hook asks for the strategy that its own is to wrap."""
-
-
-@attrs.frozen
-class Plugin:
-    """A loaded plug-in: its name in the config, its module, its checked settings, and its hooks by slot."""
-
-    name: str
-    module: str
-    settings: Any
-    hooks: Mapping[str, Hook]
-    doctor: Callable[..., list[Check]] | None
 
 
 @attrs.frozen
@@ -105,10 +94,11 @@ class Factories:
     A function that stands under the names of several hooks fills all of these slots with one object.
     """
 
-    def __init__(self, startup: Startup, launcher: Launcher | None = None) -> None:
+    def __init__(self, manager: SeerPluginManager, startup: Startup) -> None:
+        self.manager = manager
+        self.launcher: Launcher | None = None
         self._startup = startup
-        self._launcher = launcher
-        self._made: dict[tuple[str, Callable[..., Any]], Any] = {}
+        self._made: dict[tuple[Plugin, Any], list[Any]] = {}
 
     def make(self, plugin: Plugin, slot: str, inner: Slot[Any] | None = None) -> Slot[Any] | None:
         """Return a plug-in's strategy, wrapped around ``inner`` if its hook asks for that; None: it abstains.
@@ -116,36 +106,46 @@ class Factories:
         Raises:
             PluginError: the factory raised, or returned something its slot does not take.
         """
-        hook = plugin.hooks[slot]
-        wraps = INNER in hook.accepts
-        key = (plugin.name, hook.function)
-        if not wraps and key in self._made:
-            strategy = self._made[key]
-        else:
-            strategy = self._made[key] = self._call(plugin, slot, inner)
-        if strategy is None:
-            return None
-        _check_type(plugin.name, slot, strategy)
-        return Slot(slot, plugin.name, strategy, inner if wraps else None)
+        made = self.make_all(plugin, slot, inner)
+        if len(made) > 1:
+            raise PluginError(
+                f"plug-in {plugin.name!r} answered hook 'seer_make_{slot}' with {len(made)} strategies; let"
+                " it return one"
+            )
+        return made[0] if made else None
 
-    def _call(self, plugin: Plugin, slot: str, inner: Slot[Any] | None) -> Any:
+    def make_all(self, plugin: Plugin, slot: str, inner: Slot[Any] | None = None) -> list[Slot[Any]]:
+        """Return all strategies of a plug-in for a slot that several may fill; otherwise as ``make``."""
+        wraps = plugin.asks(slot, INNER)
+        key = (plugin, plugin.hooks[slot])
+        strategies = self._call(plugin, slot, inner, None if wraps else self._made.get(key))
+        self._made[key] = strategies
+        for strategy in strategies:
+            _check_type(plugin.name, slot, strategy)
+        return [Slot(slot, plugin.name, strategy, inner if wraps else None) for strategy in strategies]
+
+    def _call(self, plugin: Plugin, slot: str, inner: Slot[Any] | None, made: list[Any] | None) -> list[Any]:
         try:
-            return plugin.hooks[slot](
+            return self.manager.call(
+                plugin,
+                slot,
+                made,
                 settings=plugin.settings,
                 startup=self._startup,
-                launcher=self._launcher,
+                launcher=self.launcher,
                 inner=None if inner is None else inner.strategy,
             )
         except BaseException as error:
             if is_sentence(error) or is_interruption(error):
                 raise
+            name, module = self.manager.who_raised(plugin, slot, error)
             raise PluginError(
-                f"plug-in {plugin.name!r} raised in hook 'seer_make_{slot}':"
-                f" {describe_error(error, plugin.module)}; {remedy_without(slot, plugin.name)}"
+                f"plug-in {name!r} raised in hook 'seer_make_{slot}': {describe_error(error, module)};"
+                f" {remedy_without(slot, name)}"
             ) from error
 
 
-def fill(chosen: SlotsTable, plugins: Sequence[Plugin], startup: Startup) -> Strategies:
+def fill(chosen: SlotsTable, plugins: Sequence[Plugin], factories: Factories) -> Strategies:
     """Call the factory hooks of these plug-ins and return the filled slots.
 
     Raises:
@@ -153,13 +153,12 @@ def fill(chosen: SlotsTable, plugins: Sequence[Plugin], startup: Startup) -> Str
         PluginError: see ``Factories.make``.
     """
     offers = {
-        slot: {plugin.name: plugin for plugin in plugins if slot in plugin.hooks}
+        slot: {plugin.name: plugin for plugin in factories.manager.answering(slot, plugins)}
         for slot in SlotsTable.__struct_fields__
     }
     check_enabled(chosen, [plugin.name for plugin in plugins])
     for slot, offering in offers.items():
         _check_chain(chosen.chain(slot), slot, offering)
-    factories = Factories(startup)
     owned: dict[str, Slot[Any]] = {}
     passed_over: dict[str, tuple[str, ...]] = {}
     for slot, offering in offers.items():
@@ -171,15 +170,10 @@ def fill(chosen: SlotsTable, plugins: Sequence[Plugin], startup: Startup) -> Str
             filled = _only(slot, offering, factories)
         if filled is not None:
             owned[slot] = filled
-    observers = [factories.make(plugin, "observer") for plugin in plugins if "observer" in plugin.hooks]
+    watching = factories.manager.answering("observer", plugins)
+    observers = tuple(each for plugin in watching for each in factories.make_all(plugin, "observer"))
     drafter, environment = owned.pop("drafter", None), owned.pop("environment", None)
-    return Strategies(
-        Policies(**owned),
-        tuple(observer for observer in observers if observer is not None),
-        drafter,
-        environment,
-        passed_over=passed_over,
-    )
+    return Strategies(Policies(**owned), observers, drafter, environment, passed_over=passed_over)
 
 
 def check_enabled(chosen: SlotsTable, enabled: Sequence[str]) -> None:
@@ -200,13 +194,13 @@ def _check_chain(names: Sequence[str], slot: str, offering: Mapping[str, Plugin]
             hint = nearest(name, [*offering, CORE])
             raise ConfigError(f"[seer.slots].{slot} names {quote(name)}, which offers none{hint}")
     for name in names[:-1]:
-        if name == CORE or INNER not in offering[name].hooks[slot].accepts:
+        if name == CORE or not offering[name].asks(slot, INNER):
             raise ConfigError(f"[seer.slots].{slot}: {name!r} wraps no other; name it last, or alone")
 
 
 def _only(slot: str, offering: Mapping[str, Plugin], factories: Factories) -> Slot[Any] | None:
     """Return the strategy of the only plug-in that offers one."""
-    inner = _default(slot)
+    inner = getattr(Policies(), slot, None)
     made = [factories.make(plugin, slot, inner) for plugin in offering.values()]
     answers = [answer for answer in made if answer is not None]
     if len(answers) > 1:
@@ -222,7 +216,7 @@ def _named(
     names: Sequence[str], slot: str, offering: Mapping[str, Plugin], factories: Factories
 ) -> Slot[Any] | None:
     """Return the strategies of the named plug-ins, each wrapped around the next."""
-    filled: Slot[Any] | None = _default(slot)
+    filled: Slot[Any] | None = getattr(Policies(), slot, None)  # what the core does
     for name in reversed(names):
         if name == CORE:
             continue
@@ -232,12 +226,6 @@ def _named(
                 f"[seer.slots].{slot} names {name!r}, which abstains as it is configured; name another"
             )
     return filled
-
-
-def _default(slot: str) -> Slot[Any] | None:
-    """Return what the core fills a slot with."""
-    default: Slot[Any] | None = getattr(Policies(), slot, None)
-    return default
 
 
 def _check_type(name: str, slot: str, strategy: Any) -> None:
