@@ -18,11 +18,13 @@ from seer_core.plugins import hookspecs
 from seer_core.plugins.config import Config, nearest
 from seer_core.plugins.hookspecs import PROJECT
 
-__all__ = ["HOOKS", "Plugin", "SeerPluginManager", "read_hooks"]
+__all__ = ["FACTORY", "HOOKS", "Plugin", "SeerPluginManager", "read_hooks"]
 
 log = structlog.get_logger("seer")
 
 FACTORY = "seer_make_"
+"""How the name of a slot's hook begins."""
+
 HOOKS = {
     hook.removeprefix("seer_").removeprefix("make_"): hook for hook in vars(hookspecs) if hook[:5] == "seer_"
 }

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import attrs
 
 from seer_core.error_origin import describe_error, is_interruption, is_sentence
 from seer_core.errors import ConfigError, PluginError, quote
+from seer_core.plugins import hookspecs
 from seer_core.plugins.config import SlotsTable, nearest
-from seer_core.plugins.hooks import Plugin, SeerPluginManager
+from seer_core.plugins.hooks import FACTORY, HOOKS, Plugin, SeerPluginManager
 from seer_core.plugins.hookspecs import Startup
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.drafting import Drafter
-from seer_core.ports.engine import EngineFleet
 from seer_core.ports.environment import Environment
-from seer_core.ports.kv import KVPool
 from seer_core.ports.launcher import Launcher
-from seer_core.ports.policy import Observer, Placer, Prioritizer, Splitter
+from seer_core.ports.policy import Observer
 from seer_core.scheduling.scheduler import CORE, Policies, Slot, remedy_without
 
 __all__ = ["SLOTS", "Factories", "Strategies", "check_enabled", "fill"]
 
 SLOTS: Mapping[str, type] = {
-    "launcher": Launcher,
-    "engines": EngineFleet,
-    "kv_pool": KVPool,
-    "splitter": Splitter,
-    "prioritizer": Prioritizer,
-    "placer": Placer,
-    "drafter": Drafter,
-    "environment": Environment,
-    "observer": Observer,
+    slot: get_args(get_type_hints(getattr(hookspecs, hook))["return"])[0]
+    for slot, hook in HOOKS.items()
+    if hook.startswith(FACTORY)
 }
-"""Slot name to the Protocol its strategy satisfies."""
+"""Slot name to the Protocol its strategy satisfies, by what the declaration of its hook returns."""
 
 INNER = "inner"
 """The argument by which a hook asks for the strategy that its own is to wrap."""
@@ -118,18 +111,11 @@ class Factories:
         """Return all strategies of a plug-in for a slot that several may fill; otherwise as ``make``."""
         wraps = plugin.asks(slot, INNER)
         key = (plugin, plugin.hooks[slot])
-        strategies = self._call(plugin, slot, inner, None if wraps else self._made.get(key))
-        self._made[key] = strategies
-        for strategy in strategies:
-            _check_type(plugin.name, slot, strategy)
-        return [Slot(slot, plugin.name, strategy, inner if wraps else None) for strategy in strategies]
-
-    def _call(self, plugin: Plugin, slot: str, inner: Slot[Any] | None, made: list[Any] | None) -> list[Any]:
         try:
-            return self.manager.call(
+            strategies = self._made[key] = self.manager.call(
                 plugin,
                 slot,
-                made,
+                None if wraps else self._made.get(key),
                 settings=plugin.settings,
                 startup=self._startup,
                 launcher=self.launcher,
@@ -143,6 +129,9 @@ class Factories:
                 f"plug-in {name!r} raised in hook 'seer_make_{slot}': {describe_error(error, module)};"
                 f" {remedy_without(slot, name)}"
             ) from error
+        for strategy in strategies:
+            _check_type(plugin.name, slot, strategy)
+        return [Slot(slot, plugin.name, strategy, inner if wraps else None) for strategy in strategies]
 
 
 def fill(chosen: SlotsTable, plugins: Sequence[Plugin], factories: Factories) -> Strategies:
@@ -152,28 +141,32 @@ def fill(chosen: SlotsTable, plugins: Sequence[Plugin], factories: Factories) ->
         ConfigError: a slot has two owners, or ``chosen`` names what cannot fill one.
         PluginError: see ``Factories.make``.
     """
+    chains = {slot: chosen.chain(slot) for slot in SlotsTable.__struct_fields__}
     offers = {
         slot: {plugin.name: plugin for plugin in factories.manager.answering(slot, plugins)}
-        for slot in SlotsTable.__struct_fields__
+        for slot in chains
     }
     check_enabled(chosen, [plugin.name for plugin in plugins])
-    for slot, offering in offers.items():
-        _check_chain(chosen.chain(slot), slot, offering)
-    owned: dict[str, Slot[Any]] = {}
-    passed_over: dict[str, tuple[str, ...]] = {}
-    for slot, offering in offers.items():
-        names = chosen.chain(slot)
-        if names:
-            filled = _named(names, slot, offering, factories)
-            passed_over[slot] = tuple(name for name in offering if name not in names)
-        else:
-            filled = _only(slot, offering, factories)
-        if filled is not None:
-            owned[slot] = filled
+    for slot, names in chains.items():
+        _check_chain(names, slot, offers[slot])
+    filled = {
+        slot: _named(names, slot, offers[slot], factories) if names else _only(slot, offers[slot], factories)
+        for slot, names in chains.items()
+    }
     watching = factories.manager.answering("observer", plugins)
     observers = tuple(each for plugin in watching for each in factories.make_all(plugin, "observer"))
-    drafter, environment = owned.pop("drafter", None), owned.pop("environment", None)
-    return Strategies(Policies(**owned), observers, drafter, environment, passed_over=passed_over)
+    drafter, environment = filled.pop("drafter"), filled.pop("environment")
+    return Strategies(
+        Policies(**{slot: each for slot, each in filled.items() if each is not None}),
+        observers,
+        drafter,
+        environment,
+        passed_over={
+            slot: tuple(name for name in offers[slot] if name not in names)
+            for slot, names in chains.items()
+            if names
+        },
+    )
 
 
 def check_enabled(chosen: SlotsTable, enabled: Sequence[str]) -> None:
@@ -229,14 +222,8 @@ def _named(
 
 
 def _check_type(name: str, slot: str, strategy: Any) -> None:
+    answer, protocol = f"plug-in {name!r} answered hook 'seer_make_{slot}' with", SLOTS[slot]
     if isinstance(strategy, type):
-        raise PluginError(
-            f"plug-in {name!r} answered hook 'seer_make_{slot}' with the class {strategy.__name__};"
-            " return an object of it"
-        )
-    protocol = SLOTS[slot]
+        raise PluginError(f"{answer} the class {strategy.__name__}; return an object of it")
     if flaw := flaw_of(strategy, protocol):
-        raise PluginError(
-            f"plug-in {name!r} answered hook 'seer_make_{slot}' with a {type(strategy).__name__}, which"
-            f" is no {protocol.__name__}: {flaw}"
-        )
+        raise PluginError(f"{answer} a {type(strategy).__name__}, which is no {protocol.__name__}: {flaw}")
