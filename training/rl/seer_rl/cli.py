@@ -28,7 +28,7 @@ __all__ = ["train_command"]
     "--report",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write a page of the latest rollouts after each iteration, as `seer report` does.",
+    help="Write a page of the latest rollouts after each, as `seer report` does.",
 )
 @set_option
 @without_option
