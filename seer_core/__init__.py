@@ -4,6 +4,9 @@ The core takes groups of requests in tokens and drives engines: ``Driver``.  ``s
 script or a trainer holds.
 """
 
+from importlib import import_module
+from typing import Any
+
 from seer_core.errors import SeerError
 from seer_core.model import Completion, PromptGroup, Sampling
 from seer_core.model.results import RolloutResult, Summary
@@ -23,3 +26,13 @@ __all__ = [
     "Summary",
     "load_config",
 ]
+
+ABOVE = {"Runtime", "Session", "SharedWeights", "rollout"}
+"""Names that people look for here, and that stand above the core."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return one of these where its distribution is installed."""
+    if name in ABOVE:
+        return getattr(import_module("seer_session"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

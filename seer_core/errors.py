@@ -59,16 +59,14 @@ class PluginError(SeerError):
 class PromptError(SeerError):
     """A prompt cannot be rolled out.
 
-    Remedy: change the line or the field that the message names; ``seer run --skip-bad`` leaves such lines
-    out.
+    Remedy: change the line or the field that the message names; ``--skip-bad`` leaves such lines out.
     """
 
 
 class EngineError(SeerError):
     """An engine did not start, or none is left to go on with.
 
-    Remedy: look into the log that the message names, and run ``seer doctor CONFIG``; ``--resume`` goes on
-    with a run.
+    Remedy: look into the log that the message names, and ask the doctor; ``--resume`` goes on with a run.
     """
 
 
@@ -111,8 +109,8 @@ class StalledError(SeerError):
 class TransitionError(SeerError):
     """A request was asked for something that its state does not allow.
 
-    Remedy: the engine or plug-in broke its contract; run the contract tests of ``seer_testing`` against
-    it.
+    Remedy: the engine or plug-in broke its contract; run the contract tests of
+    ``seer-testing`` against it.
     """
 
 

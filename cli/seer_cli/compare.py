@@ -16,6 +16,7 @@ from seer_session.prompts import PromptsFile, read_prompts
 from seer_session.runtime import Runtime
 
 from seer_cli.common import config_options, degradation_line, main_options, quiet_logs, run_async
+from seer_cli.compare_table import compare_table
 from seer_cli.comparison import FIGURES, Arm, ArmResult, arms_of, compare, left_out, show_figure
 from seer_cli.display import Display
 from seer_cli.emulation import Emulated, WrittenResponses, emulated_table, find_emulator
@@ -92,13 +93,14 @@ def compare_command(
     """
     if resume and out is None:
         raise click.UsageError("--resume needs the directory of the finished arms: --out DIR")
-    path = prompts if prompts is not None else config.base_dir / config.compare.prompts
+    table = compare_table(config)
+    path = prompts if prompts is not None else config.base_dir / table.prompts
     check_writable(json_file, report, inputs=[path])
     assembly = assemble(config)
     arms_wanted = arms_of(config)
     for arm in arms_wanted:
         fill_slots(config.with_plugins(arm.enabled))
-    emulator = find_emulator(config) if config.compare.emulated.on else None
+    emulator = find_emulator(config) if table.emulated.on else None
     for name in left_out(config):
         click.echo(f"not compared: {name!r}; to compare it too, name it in [compare].techniques", err=True)
     fleet = assembly.fleet

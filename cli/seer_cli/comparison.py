@@ -9,6 +9,7 @@ import attrs
 import msgspec
 from seer_session.runtime import Runtime
 
+from seer_cli.compare_table import compare_table
 from seer_cli.finished_arms import ArmOutcome, FinishedArms
 from seer_cli.machine import FIXED_WORK, mean_wall_s
 from seer_cli.stats import Stats
@@ -29,7 +30,6 @@ __all__ = [
     "arms_of",
     "compare",
     "left_out",
-    "plugins_of",
     "show_figure",
     "with_lengths",
 ]
@@ -56,21 +56,6 @@ WITHOUT_RATIO = ("acceptance_length", "drafting_share", "overrun_share")
 
 Probe = Callable[[], Awaitable[MachineProbe | None]]
 Watch = Callable[["Arm", int], AbstractContextManager[Sequence[Slot[Observer]]]]
-
-
-class ArmPlugins(msgspec.Struct, frozen=True):
-    """The plug-ins of the arms, where ``[compare]`` names no others."""
-
-    baseline: tuple[str, ...] = ("group_round_robin",)
-    techniques: tuple[str, ...] = ("divided_rollout", "context_sched", "grouped_spec")
-    oracle: tuple[str, ...] = ("divided_rollout", "oracle_longest_first")
-
-
-def plugins_of(config: Config) -> ArmPlugins:
-    """Return the plug-ins of the arms as ``[compare]`` has them."""
-    table = config.compare
-    given = {"baseline": table.baseline, "techniques": table.techniques, "oracle": table.oracle}
-    return ArmPlugins(**{name: names for name, names in given.items() if names is not None})
 
 
 class Arm(msgspec.Struct, frozen=True):
@@ -148,7 +133,7 @@ def arms_of(config: Config) -> list[Arm]:
     Raises:
         ConfigError: no technique is left to compare, or one is not installed.
     """
-    table = plugins_of(config)
+    table = compare_table(config)
     techniques = []
     for name in table.techniques:
         if name in config.seer.plugins:
@@ -175,7 +160,7 @@ def left_out(config: Config) -> list[str]:
 
 def _unnamed(config: Config) -> list[str]:
     """Return the plug-ins of ``[seer].plugins`` of which ``[compare]`` says nothing."""
-    table = plugins_of(config)
+    table = compare_table(config)
     named = {*table.baseline, *table.techniques, *table.oracle}
     return [name for name in config.seer.plugins if name not in named]
 

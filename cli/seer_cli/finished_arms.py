@@ -48,7 +48,7 @@ class ArmOutcome(msgspec.Struct, frozen=True):
 def fingerprint(config: Config, groups: Sequence[PromptGroup], model_digest: str) -> str:
     """Return what stands for a comparison's settings, prompts and model."""
     # Without the launcher's table: tokens are the same wherever workers run.
-    names = ("seer", "rollout", "compare", "engine", "kv_pool", "plugin")
+    names = ("seer", "rollout", "tables", "engine", "kv_pool", "plugin")
     tables = [getattr(config, name) for name in names]
     encoded = msgspec.json.encode([msgspec.to_builtins(tables), list(groups), model_digest], order="sorted")
     return hashlib.sha256(encoded).hexdigest()[:32]

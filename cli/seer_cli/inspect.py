@@ -12,7 +12,7 @@ import msgspec
 from rich.table import Table
 
 from seer_cli.common import config_options, load, main_options
-from seer_cli.comparison import plugins_of
+from seer_cli.compare_table import compare_table
 from seer_cli.doctor import examine
 from seer_cli.installed import MEANINGS, describe, offers, slots_of, tier_of
 from seer_cli.output import JSON_OPTION, InputPath, check_writable, write_json
@@ -140,7 +140,7 @@ def _effective(config: Config) -> Iterator[tuple[str, Any]]:
     for name, table in (
         ("seer", seer),
         ("rollout", msgspec.to_builtins(config.rollout)),
-        ("compare", msgspec.to_builtins(config.compare) | msgspec.to_builtins(plugins_of(config))),
+        ("compare", msgspec.to_builtins(compare_table(config))),
     ):
         yield from _flat(name, table)
     for kind, plugin in load_enabled(config):

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from seer_cli.compare_table import compare_table
 from seer_cli.comparison import FIGURES, arms_of
 from seer_cli.emulation import Emulated, EmulatedArm, Emulator, WrittenResponses
 from seer_sim.cost import PRESETS
@@ -46,7 +47,7 @@ def make_emulator(config: Config) -> Emulator:
     Raises:
         ConfigError: there is no such model, a key does not go there, or the config has an environment.
     """
-    wanted = config.compare.emulated
+    wanted = compare_table(config).emulated
     if wanted.on not in CLUSTERS:
         raise ConfigError(
             f"[compare.emulated].on = {quote(wanted.on)}: there is no such model"
@@ -106,7 +107,7 @@ def _emulate(config: Config, cluster: Cluster, written: WrittenResponses) -> Emu
     tables = _tables(config, cluster, written.instances, by)
     plain = Twin("emulated", [groups], tables, base_dir=config.base_dir)
     drafting = _with_texts(plain, written) if any(GROUPED in arm.plugins for arm in written.arms) else plain
-    overrides = config.compare.emulated.set
+    overrides = compare_table(config).emulated.set
     figures: dict[str, dict[str, float]] = {}
     bounds: dict[tuple[str, int], Bound] = {}
     undrafted = []
@@ -126,7 +127,8 @@ def _emulate(config: Config, cluster: Cluster, written: WrittenResponses) -> Emu
         EmulatedArm(name, figures[name], bounds[name, 0].total_time_s if (name, 0) in bounds else None)
         for name in figures
     ]
-    return Emulated(_title(written, config.compare.emulated.on, cluster), arms, _about(config, cluster, by))
+    title = _title(written, compare_table(config).emulated.on, cluster)
+    return Emulated(title, arms, _about(config, cluster, by))
 
 
 def _without_drafts(policy: PolicySet) -> PolicySet:

@@ -17,12 +17,11 @@ from seer_core.errors import ConfigError, printable, quote
 from seer_core.json_files import SHOWN, UNREADABLE, describe_flaw, explain_error, is_text, read_bytes
 from seer_core.model import MOST_RESPONSES, MOST_TOP_K, SamplingChoice
 from seer_core.plugins.config_types import NotNegative, Positive, Seconds
+from seer_core.plugins.discovery import TABLES, offered
 from seer_core.scheduling.scheduler import CORE
 
 __all__ = [
-    "CompareTable",
     "Config",
-    "EmulatedTable",
     "RestartsTable",
     "RolloutTable",
     "SeerTable",
@@ -167,42 +166,6 @@ class RolloutTable(SamplingChoice, frozen=True, forbid_unknown_fields=False, omi
     """Tokens are drawn from so many of the most probable ones; 0 means no limit."""
 
 
-class EmulatedTable(Struct, frozen=True):
-    """``[compare.emulated]``: a second table, of the same responses on an emulated accelerator.
-
-    Its times are virtual, so it is the same on any machine, however busy that is.  Arms, instances and
-    their KV are those of the comparison.
-    """
-
-    on: str = ""
-    """The model and GPUs, by the names of ``seer sim --on``. Empty leaves the table out."""
-    set: tuple[str, ...] = ()
-    """Keys that differ there, each as for ``--set``, such as settings that suit a CPU alone."""
-
-
-class CompareTable(Struct, frozen=True):
-    """``[compare]``: the arms of ``seer compare``, as lists of plug-ins.
-
-    Of ``[seer].plugins`` that no list names, observers and the environment are in every arm.  Others are left
-    out, which ``seer compare`` reports.
-    """
-
-    prompts: str = "prompts.jsonl"
-    """The prompts file, relative to the config file."""
-    baseline: tuple[str, ...] | None = None
-    """The plug-ins of the first arm. Without it: ``group_round_robin``."""
-    techniques: tuple[str, ...] | None = None
-    """The plug-ins that are added to the arms one by one. Without it: ``divided_rollout``, ``context_sched``,
-    ``grouped_spec``.
-    """
-    oracle: tuple[str, ...] | None = None
-    """The plug-ins of an arm that is given the lengths which the baseline found; an empty list leaves the arm
-    out. Without it: ``divided_rollout``, ``oracle_longest_first``.
-    """
-    emulated: EmulatedTable = EmulatedTable()
-    """A second table, of the same responses on an emulated accelerator."""
-
-
 class Config(Struct, frozen=True):
     """A whole configuration: the tables of a config file."""
 
@@ -210,8 +173,8 @@ class Config(Struct, frozen=True):
     """The table ``[seer]``."""
     rollout: RolloutTable
     """The table ``[rollout]``."""
-    compare: CompareTable
-    """The table ``[compare]``."""
+    tables: Mapping[str, Any]
+    """Further tables, by the names that installed commands give them, each as its class."""
     engine: Mapping[str, Mapping[str, Any]]
     """The tables ``[engine.NAME]`` by name, not yet checked; those of engines that are not used, too."""
     plugin: Mapping[str, Mapping[str, Any]]
@@ -280,7 +243,8 @@ def make_config(
         origins |= {
             known: f"--set {override}" for known in _leaves(tree) if f"{known}.".startswith(f"{key}.")
         }
-    _known_keys(tree, ("seer", "rollout", "compare", "launcher", "engine", "kv_pool", "plugin"), "")
+    further = {point.name: point for point in offered(TABLES)}
+    _known_keys(tree, ("seer", "rollout", "launcher", "engine", "kv_pool", "plugin", *further), "")
     seer = structure(_table(tree, "seer"), SeerTable, "seer")
     gone = tuple(without)
     for name in gone:
@@ -299,13 +263,10 @@ def make_config(
     _no_duplicates(seer.engines, "[seer].engine")
     for slot in SlotsTable.__struct_fields__:
         _no_duplicates(seer.slots.chain(slot), f"[seer.slots].{slot}")
-    compare = structure(_table(tree, "compare"), CompareTable, "compare")
-    for name in ("baseline", "techniques", "oracle"):
-        _no_duplicates(getattr(compare, name) or (), f"[compare].{name}")
     return Config(
         seer,
         structure(_table(tree, "rollout"), RolloutTable, "rollout"),
-        compare,
+        {name: structure(_table(tree, name), point.load(), name) for name, point in further.items()},
         _tables(tree, "engine"),
         _tables(tree, "plugin"),
         _tables(tree, "kv_pool"),
@@ -355,7 +316,7 @@ def _override(tree: dict[str, Any], text: str) -> str:
     if not equals or not all(parts) or len(parts) < 2:
         raise ConfigError(
             f"--set {quote(text)} is not KEY=VALUE with a dotted key;"
-            " for example: --set plugin.divided_rollout.chunk_tokens=512"
+            " for example: --set seer.seed=1"
         )
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]

@@ -53,7 +53,7 @@ class Startup(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One finding of ``seer doctor``: the part it concerns, the fact, and the remedy if not ok."""
+    """One finding of a doctor: the part it concerns, the fact, and the remedy if not ok."""
 
     part: str
     """The part that it concerns."""
@@ -161,6 +161,6 @@ def seer_make_observer(settings: Any, startup: Startup) -> Observer | None:
 def seer_doctor(settings: Any | None, startup: Startup | None) -> list[Check]:  # type: ignore[empty-body]
     """Return what this plug-in needs of the machine, found or missing, with remedies.
 
-    Called by ``seer doctor`` only; any number may answer.  Both arguments are None when no config was
+    Called by the doctor's command only; any number may answer.  Both arguments are None when no config was
     named.  Must be quick, start nothing, and report a missing package instead of raising.
     """

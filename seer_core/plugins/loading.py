@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from difflib import get_close_matches
-from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
 import attrs
@@ -16,6 +14,7 @@ from msgspec import Struct
 from seer_core.error_origin import describe_error
 from seer_core.errors import ConfigError, PluginError, printable, quote
 from seer_core.plugins.config import LONGEST_NAME, Config, nearest, structure
+from seer_core.plugins.discovery import REMEDIES, offered
 from seer_core.plugins.hooks import HOOKS, Plugin, SeerPluginManager, read_hooks
 from seer_core.plugins.hookspecs import PROJECT, Startup
 from seer_core.plugins.merge_fleets import merge_fleets
@@ -40,9 +39,6 @@ __all__ = [
     "startup_of",
     "unknown_plugin",
 ]
-
-REMEDIES = "seer.remedies"
-"""Entry points of functions that say, of a plug-in's name, how to install it, or nothing."""
 
 HERE = "local"
 """What ``[seer].launcher`` says where workers are to be child processes."""
@@ -91,13 +87,7 @@ def installed() -> dict[str, EntryPoint]:
 
 
 def _entry_points() -> EntryPoints:
-    return _entry_points_on(tuple(sys.path))
-
-
-@cache
-def _entry_points_on(path: tuple[str, ...]) -> EntryPoints:
-    """Return our entry points of everything installed on ``path``, read once: 20 ms each time."""
-    return entry_points(group=PROJECT)
+    return offered(PROJECT)
 
 
 def unknown_plugin(name: str, where: str) -> ConfigError:
@@ -110,7 +100,7 @@ def unknown_plugin(name: str, where: str) -> ConfigError:
 
 def _remedy(name: str) -> str:
     """Return how to install a plug-in that is not here, if a distribution that is here says so."""
-    return next(filter(None, (point.load()(name) for point in entry_points(group=REMEDIES))), "")
+    return next(filter(None, (point.load()(name) for point in offered(REMEDIES))), "")
 
 
 def _entry_point(name: str, where: str) -> EntryPoint:
@@ -192,7 +182,7 @@ def load_enabled(config: Config) -> list[tuple[str, Plugin]]:
     if not config.seer.engines:
         raise ConfigError(
             "[seer].engine names no engine; write `engine =` with the plug-in that makes the instances, or a"
-            " list of several; `seer plugins` lists those installed"
+            " list of several; installed are: {', '.join(installed())}"
         )
     return [(kind, plugin) for kind in (*MADE_BY, "plugin") for plugin in _load_kind(config, kind)]
 

@@ -1,7 +1,4 @@
-"""The journal: the contract of what keeps a rollout's responses, so that another process can go on with it.
-
-``seer_journal`` is the one that comes with Seer.
-"""
+"""The contract of the journal, which keeps a rollout's responses so that another process goes on with it."""
 
 from __future__ import annotations
 

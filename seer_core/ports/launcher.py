@@ -1,7 +1,7 @@
 """Where the workers of engines run: a port of its own, so that nothing above it assumes one machine.
 
-Engines that run in worker processes start these by ``seer_worker``, which has the messages of the wire and
-the launcher of child processes.  Another launcher starts them in a container, or on the nodes of a cluster.
+Engines that run in worker processes have a launcher of child processes of their own.  Another one starts them
+in a container, or on the nodes of a cluster.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Launcher", "RunningWorker", "TemporaryWorker"]
 
 
 class RunningWorker(Protocol):
-    """A launched worker, as the runtime's event loop sees it.  Messages are ``seer_worker``'s."""
+    """A launched worker, as the runtime's event loop sees it.  Messages are the engine's."""
 
     @property
     def scratch(self) -> str:

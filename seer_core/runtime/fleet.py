@@ -331,7 +331,7 @@ class Fleet:
         except Exception as error:
             raise EngineError(
                 f"instance {engine.id!r} did not start: {type(error).__name__}: {error};"
-                " report it to the author of its plug-in, or see `seer doctor`"
+                " report it to the author of its plug-in, or ask its doctor"
             ) from error
         if not isinstance(info, InstanceInfo) or info.id != engine.id:
             raise EngineError(

@@ -102,7 +102,7 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(refused, text, facts
         ("[rollout]\ntemperature = nan", ["[rollout].temperature", ">= 0"]),
         ("[rollout]\ntop_p = 1.5", ["[rollout].top_p", "<= 1"]),
         ("[rollout]\ntop_k = -1", ["[rollout].top_k", ">= 0"]),
-        ("[compare]\noracle = 'x'", ["[compare].oracle", "expected `array | null`", "'x'"]),
+        ("[compare]\noracle = 'x'", ["[compare].oracle", "expected `array`", "'x'"]),
         ("[plugin.divided_rollout]\nchunk_tokens = '2k'", ["chunk_tokens", "auto", "'2k'"]),
         ("[plugin.divided_rollout]\nchunk_tokens = 0", ["chunk_tokens", ">= 1"]),
         ("[plugin.divided_rollout]\nchunk_kib = 2", ["'chunk_kib'", "did you mean 'chunk_tokens'?"]),

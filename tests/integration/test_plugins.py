@@ -301,7 +301,7 @@ def seer_make_observer(settings, startup):
             with monkeypatch.context() as patch:
                 patch.setattr("pluggy._hooks.HookCaller.__call__", _forbidden)
                 patch.setattr("pluggy._manager.PluginManager.__init__", _forbidden)
-                patch.setattr("seer_core.plugins.loading.entry_points", _forbidden)
+                patch.setattr("seer_core.plugins.discovery.entry_points", _forbidden)
                 return await runtime.rollout(groups).wait()
 
     assert len(asyncio.run(run()).completions) == 6

@@ -1,0 +1,25 @@
+"""The offers of installed distributions, by groups of entry points, read once: 20 ms each time."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
+
+__all__ = ["REMEDIES", "TABLES", "offered"]
+
+REMEDIES = "seer.remedies"
+"""Functions that say, of the name of a plug-in that is not installed, how to install it, or nothing."""
+
+TABLES = "seer.tables"
+"""Further tables of a config, by name: the msgspec Struct of each, which a command reads."""
+
+
+def offered(group: str) -> EntryPoints:
+    """Return the entry points of a group, of everything installed; imports none."""
+    return _offered_on(tuple(sys.path), group)
+
+
+@cache
+def _offered_on(path: tuple[str, ...], group: str) -> EntryPoints:
+    return entry_points(group=group)
