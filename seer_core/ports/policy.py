@@ -131,7 +131,11 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
 
 
 class Placer(Strategy, Protocol):
-    """Chooses the instance of a chunk."""
+    """Chooses the instance of a chunk.
+
+    An instance has its limits and what a move there costs (``info``), its load, and its measured speed
+    (``InstanceStatus.slowness``).
+    """
 
     def place(
         self, request: Request, chunk_tokens: int, instances: Sequence[InstanceStatus]
