@@ -15,6 +15,7 @@ from msgspec import Struct
 from seer_core.error_origin import describe_error
 from seer_core.errors import ConfigError, PluginError, printable, quote
 from seer_core.installation import PLUGINS, how_to_get_plugin
+from seer_core.model.sampling import Sampling, SamplingChoice
 from seer_core.plugins.config import LONGEST_NAME, Config, nearest, structure
 from seer_core.plugins.hooks import HOOKS, read_hooks
 from seer_core.plugins.hookspecs import PROJECT, Startup
@@ -211,7 +212,16 @@ def _load_plugins(config: Config) -> list[Plugin]:
 
 def startup_of(config: Config) -> Startup:
     """Return the run of a config, as hooks see it."""
-    return Startup(config.seer.seed, config.base_dir, config.seer.launcher == HERE)
+    return Startup(config.seer.seed, config.base_dir, config.seer.launcher == HERE, _sampling(config))
+
+
+def _sampling(config: Config) -> Sampling:
+    """Return the sampling of prompts that say nothing else."""
+    fields = config.rollout.sampling_over(SamplingChoice())
+    fields.pop("bad_words", None)
+    if isinstance(stop := fields.get("stop"), str):
+        fields["stop"] = (stop,) if stop else ()
+    return Sampling(**fields)
 
 
 def fill_slots(config: Config) -> Strategies:

@@ -159,7 +159,13 @@ class RolloutController:
         if environment is not None:
             turns, model, tokenizer = self._settings.turns, fleet.model, fleet.tokenizer
             self._calls = EnvironmentCalls(environment, turns, fleet.clock, model, tokenizer, self)
-        self._tally = Tally(fleet.clock.now(), fleet.reports, fleet.degradations, len(fleet.failed))
+        self._tally = Tally(
+            fleet.clock.now(),
+            fleet.reports,
+            fleet.degradations,
+            len(fleet.failed),
+            (info.exactness for info in fleet.alive.values()),
+        )
         self.rollout = Rollout(
             self._transcripts, self._tally, fleet.clock, self.observers, self, keep, most_requests, journal
         )

@@ -157,9 +157,9 @@ class SecondSampler:
         return control(logits, rows, partial(grammars_of, self._model, logits.shape[1]))
 
 
-def install(runner: Any) -> SecondSampler:
+def install(runner: Any, kind: type[SecondSampler] = SecondSampler) -> SecondSampler:
     """Make ``runner`` sample by key; ``internals.check_second_runner`` has found nothing against it."""
-    sampler = SecondSampler(runner)
+    sampler = kind(runner)
     runner.sampler.add_request = sampler.add_request
     runner.sampler.sample = sampler.sample
     if runner.rejection_sampler is not None:

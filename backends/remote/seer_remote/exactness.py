@@ -1,0 +1,154 @@
+"""What a server's tokens depend on, found by test, and whether two servers have the same weights.
+
+A request is run whole and in two parts.  Where the parts are the whole, the noise behind a token depends on
+the request's seed and the token's place alone.  The temperature of the test is so high that noise decides
+nearly every token: a server that draws other noise in the second part writes other tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct, structs
+
+from seer_core.model import Sampling
+from seer_remote.connection import Malformed
+from seer_remote.dialect import Written
+
+__all__ = ["LEVELS", "Finding", "Level", "Likeness", "Write", "chunk_seed", "examine", "look", "seed_of", "shape_of"]
+
+Level = Literal["exact", "reproducible", "distributed"]
+"""``exact``: a token depends on the request's seed, its place and the tokens before it.  ``reproducible``: and
+on where its chunk begins.  ``distributed``: on chance, and its distribution is the model's all the same.
+"""
+
+LEVELS: tuple[Level, ...] = ("distributed", "reproducible", "exact")
+"""The weakest first."""
+
+Write = Callable[[Sampling, Sequence[int], int, int | None], Coroutine[Any, Any, Written]]
+"""Has a server write: sampling, tokens, how many more, seed."""
+
+PROMPT_TOKENS, FIRST_TOKENS, ALL_TOKENS = 17, 13, 40
+COMPARED = 8
+"""Tokens behind the border of two parts that must be those of the whole.  Later ones may differ on devices
+whose arithmetic depends on the batch, as responses of the engine itself do.
+"""
+SEEDS = (12345678901234567, 987654321)
+HOT = 10.0
+"""The temperature of the test."""
+LEAST_TOLERANCE = 1e-3
+"""Of log-probs, in nats."""
+NOISE = 20.0
+"""Log-probs of the same weights differ by no more than so often what they differ by on one server."""
+
+
+class Finding(Struct, frozen=True):
+    """A server's level for a sampling, and by how much the log-probs of its two ways differed, in nats."""
+
+    level: Level
+    noise: float
+
+
+class Likeness(Struct, frozen=True):
+    """What tells a server's weights: what it writes without chance, and the label that it gives to them."""
+
+    url: str
+    tokens: list[int]
+    logprobs: list[float]
+    label: str
+    noise: float
+
+    def flaw(self, other: Likeness) -> str:
+        """Return why these weights are not the other server's; empty if they may be."""
+        if self.label != other.label:
+            return f"{self.url} serves weights {self.label!r}, and {other.url} {other.label!r}"
+        tolerance = max(LEAST_TOLERANCE, NOISE * max(self.noise, other.noise))
+        for place, (mine, theirs) in enumerate(zip(self.logprobs, other.logprobs, strict=False)):
+            if abs(mine - theirs) > tolerance:
+                return (
+                    f"{self.url} and {other.url} serve other weights or other models: token {place} of a greedy"
+                    f" response has log-prob {mine:.4f} and {theirs:.4f}"
+                )
+            if self.tokens[place] != other.tokens[place]:  # two that are as probable
+                break
+        return ""
+
+
+def chunk_seed(seed: int, position: int) -> int:
+    """Return a 63-bit seed for the chunk that begins at a position, by SplitMix64 (Steele et al. 2014)."""
+    z = (seed + (position + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (z ^ (z >> 31)) >> 1
+
+
+def seed_of(level: Level, seed: int, position: int) -> int | None:
+    """Return the seed that a chunk is sent with."""
+    match level:
+        case "exact":
+            return seed
+        case "reproducible":
+            return chunk_seed(seed, position)
+        case "distributed":
+            return None
+
+
+def shape_of(sampling: Sampling) -> str:
+    """Return what of a sampling decides which way a server samples: the fields that are set."""
+    cuts = {"temperature": not sampling.temperature, "top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0}
+    ends = ("stop_token_ids", "ignore_eos", "min_tokens")
+    return " ".join([*(name for name, set_ in cuts.items() if set_), *(each for each in sampling.controls if each not in ends)])
+
+
+def _prompt(vocab_size: int) -> list[int]:
+    return [(3 + place * 5) % vocab_size for place in range(PROMPT_TOKENS)]
+
+
+async def examine(write: Write, vocab_size: int, sampling: Sampling) -> Finding:
+    """Test a server's level for a sampling; raises what ``write`` does, and Malformed."""
+    hot = structs.replace(
+        sampling,
+        temperature=HOT if sampling.temperature else 0.0,
+        stop=(),
+        stop_token_ids=(),
+        ignore_eos=True,
+        min_tokens=0,
+        top_logprobs=0,
+        prompt_logprobs=None,
+    )
+    prompt = _prompt(vocab_size)
+
+    async def one(seed: int) -> tuple[bool, bool, float]:
+        whole, first = await asyncio.gather(
+            write(hot, prompt, ALL_TOKENS, seed), write(hot, prompt, FIRST_TOKENS, seed)
+        )
+        rest = await write(hot, [*prompt, *first.token_ids], ALL_TOKENS - FIRST_TOKENS, seed)
+        repeats = first.token_ids == whole.token_ids[:FIRST_TOKENS]
+        border = FIRST_TOKENS + COMPARED
+        goes_on = repeats and rest.token_ids[:COMPARED] == whole.token_ids[FIRST_TOKENS:border]
+        noise = 0.0
+        if repeats:
+            pairs = zip(whole.logprobs[:FIRST_TOKENS], first.logprobs, strict=False)
+            noise = max(abs(a - b) for a, b in pairs)
+        if goes_on:
+            pairs = zip(whole.logprobs[FIRST_TOKENS:border], rest.logprobs, strict=False)
+            noise = max(noise, *(abs(a - b) for a, b in pairs))
+        return repeats, goes_on, noise
+
+    found = await asyncio.gather(*map(one, SEEDS))
+    noise = max(each for *_, each in found)
+    if all(goes_on for _, goes_on, _ in found):
+        return Finding("exact", noise)
+    return Finding("reproducible" if all(repeats for repeats, *_ in found) else "distributed", noise)
+
+
+async def look(write: Write, vocab_size: int, url: str, noise: float) -> Likeness:
+    """Return what tells a server's weights."""
+    greedy = Sampling(0.0, ignore_eos=True)
+    written = await write(greedy, _prompt(vocab_size), 24, 0)
+    labels = set(written.versions)
+    if len(labels) > 1:
+        raise Malformed(f"weights {' and '.join(map(repr, sorted(labels)))} wrote one response")
+    return Likeness(url, written.token_ids, written.logprobs, "".join(labels), noise)
