@@ -76,6 +76,8 @@ class Dialect(Protocol):
     connection: Connection
     controls: tuple[str, ...]
     """The fields of ``Sampling`` beyond temperature, top-p and top-k that hold over chunks."""
+    max_temperature: float | None
+    """The highest that it samples with, None without a limit."""
 
     async def facts(self) -> ServerFacts:
         """Return what the server says of itself; sets what later calls need."""

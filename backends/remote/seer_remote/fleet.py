@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -100,6 +101,7 @@ class RemoteFleet:
         self._model_dir = model_dir
         self._start_timeout_s = start_timeout_s
         self._reader = reader
+        self._asking = threading.Lock()
         self._names: dict[str, str] = {}
         self._first: tuple[str, ServerFacts] | None = None
         self._model: ModelInfo | None = None
@@ -122,6 +124,11 @@ class RemoteFleet:
         """The model's tokenizer, if its files are here; raises as ``model``."""
         self._ask()
         return self._tokenizer
+
+    async def ready(self) -> None:
+        """Wait until the model is known; raises as ``model``."""
+        if self._model is None:
+            await asyncio.to_thread(self._ask)
 
     def expect(self, url: str, facts: ServerFacts) -> None:
         """Raise EngineError if a server does not serve what the first one does."""
@@ -184,8 +191,11 @@ class RemoteFleet:
     # The model.
 
     def _ask(self) -> None:
-        if self._model is not None:
-            return
+        with self._asking:
+            if self._model is None:
+                self._ask_first()
+
+    def _ask_first(self) -> None:
         urls = [engine.address for engine in self.engines]
         if self._watch is not None:
             urls = urls or self._watch()
@@ -203,9 +213,15 @@ class RemoteFleet:
                         f"the tokenizer in {place} is not that of the server at {url}; name the directory that"
                         " it serves in model of [engine.remote]"
                     )
-        controls = self._make(self._connect(url)).controls
+        dialect = self._make(self._connect(url))
         self._tokenizer = tokenizer
-        self._model = ModelInfo(facts.vocab_size, facts.max_model_tokens, digest=digest, controls=controls)
+        self._model = ModelInfo(
+            facts.vocab_size,
+            facts.max_model_tokens,
+            dialect.max_temperature,
+            digest=digest,
+            controls=dialect.controls,
+        )
 
     def _find_files(self, facts: ServerFacts) -> Path | None:
         """Return where the model's files are on this machine."""
@@ -262,9 +278,32 @@ async def ask_all(
 
 
 def _in_a_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` to its end in a thread of its own: a loop may run in this one."""
-    with ThreadPoolExecutor(1, "seer-remote") as thread:
-        return thread.submit(asyncio.run, work).result()
+    """Run ``work`` to its end in a thread of its own: a loop may run in this one.  Ctrl-C ends it."""
+    answer: Future[T] = Future()
+    begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()
+
+    async def run() -> T:
+        task = asyncio.ensure_future(work)
+        begun.set_result((asyncio.get_running_loop(), task))
+        return await task
+
+    def live() -> None:
+        try:
+            answer.set_result(asyncio.run(run()))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    thread = threading.Thread(target=live, name="seer-remote", daemon=True)
+    thread.start()
+    loop, task = begun.result()
+    try:
+        return answer.result()
+    except BaseException:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(task.cancel)
+        raise
+    finally:
+        thread.join()
 
 
 def read_addresses(path: Path) -> list[str]:

@@ -60,6 +60,10 @@ class Siblings(Protocol):
     likeness: dict[int, Likeness]
     """What tells the weights of each version, from the first server that has it."""
 
+    async def ready(self) -> None:
+        """Wait until the first server has said what all are to serve."""
+        ...
+
     def expect(self, url: str, facts: ServerFacts) -> None:
         """Raise EngineError if a server does not serve what the others do."""
         ...
@@ -67,6 +71,8 @@ class Siblings(Protocol):
 
 class RemoteInstance:
     """One server; ``address`` says that its life is its owner's."""
+
+    most_pause_s = LONGEST_PAUSE_S
 
     def __init__(self, id: str, kind: str, connection: Connection, siblings: Siblings, make: Callable[[Connection], Dialect]) -> None:
         self.id = id
@@ -120,6 +126,7 @@ class RemoteInstance:
             EngineError: it does not serve what the others do, or less exactly than is required.
         """
         await self._down()
+        await self._siblings.ready()
         self._connection.open()
         try:
             facts = self._facts = await self._whole_facts()
@@ -161,7 +168,7 @@ class RemoteInstance:
     async def find_place(self, waiting: Callable[[str], None]) -> None:
         """Wait until the server answers, and is neither paused nor asleep."""
         if self._short_lives:
-            await asyncio.sleep(min(LONGEST_PAUSE_S, 2.0 ** (self._short_lives - 1)))
+            await asyncio.sleep(min(self.most_pause_s, 2.0 ** (self._short_lives - 1)))
         said = ""
         self._connection.open()
         try:
@@ -207,9 +214,10 @@ class RemoteInstance:
         await self._connection.close()
 
     async def _whole_facts(self) -> ServerFacts:
+        facts = await self.dialect.facts()
         if not await self.dialect.healthy():
             raise Unreachable("it is not healthy")
-        return await self.dialect.facts()
+        return facts
 
     def _describe(self, facts: ServerFacts, level: Level) -> InstanceInfo:
         block = facts.block_tokens

@@ -99,6 +99,7 @@ class Sglang:
     """A server of SGLang."""
 
     controls = CONTROLS
+    max_temperature: float | None = None
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection

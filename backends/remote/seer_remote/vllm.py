@@ -168,6 +168,7 @@ class Vllm:
     """A ``vllm serve``."""
 
     controls = CONTROLS
+    max_temperature: float | None = 2.0
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection

@@ -64,9 +64,9 @@ class FakeVllm:
                 web.post("/update_weight_version", self._label),
             ]
         )
-        self._runner = web.AppRunner(app, handler_cancellation=True)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port, shutdown_timeout=0.1, reuse_address=True)
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
         await site.start()
         self._port = self._runner.addresses[0][1]
         self.url = f"http://127.0.0.1:{self._port}"
