@@ -49,7 +49,9 @@ def merge_fleets(fleets: Mapping[str, EngineFleet]) -> EngineFleet:
     engines = [engine for fleet in fleets.values() for engine in fleet.engines]
     merged = PlainFleet(engines, fleets[first].clock, model, next(tokenizers, None))
     changing = [fleet for fleet in fleets.values() if isinstance(fleet, ChangingFleet)]
-    return MergedFleet(merged.engines, merged.clock, model, merged.tokenizer, changing) if changing else merged
+    return (
+        MergedFleet(merged.engines, merged.clock, model, merged.tokenizer, changing) if changing else merged
+    )
 
 
 @attrs.frozen

@@ -242,9 +242,9 @@ class ForeignInstance(Protocol):
     """The further attribute of an ``InstanceClient`` over a server that belongs to another program.
 
     Seer neither starts nor ends it, so a loss uses up no restart: the instance comes back with its server.
-    It is a ``PlaceSeeker``, whose ``find_place`` waits for that, and waits longer after short lives.  A server
-    that is paused by its owner is ``leaving``, and ``find_place`` waits until the pause is over.  Its owner
-    may load new weights into it: ``update_weights`` with the source ``OWNER`` checks that, and loads none.
+    It is a ``PlaceSeeker``, whose ``find_place`` waits for that, and waits longer after short lives.  One
+    whose owner has paused it is ``leaving``, and ``find_place`` waits until the pause is over.  The owner may
+    load new weights into it: ``update_weights`` with the source ``OWNER`` checks that, and loads none.
     """
 
     address: str
@@ -360,7 +360,7 @@ class EngineFleet(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer; without one, prompts must be token ids.  It may be asked for as ``model``."""
+        """The model's tokenizer; without one, prompts must be token ids.  It may be asked of a server too."""
         ...
 
 

@@ -22,7 +22,7 @@ DIRECTORY = "directory"
 """Short name of the source that reads a directory of safetensors, of which the runtime makes a copy."""
 
 OWNER = "owner"
-"""Short name of the source that stands for weights which the owner of a ``ForeignInstance`` has loaded there."""
+"""Short name of the source that stands for weights which a ``ForeignInstance`` has from its owner."""
 
 SHARED_MEMORY = "shared_memory"
 """Short name of the source that reads what ``SharedWeights`` has written."""

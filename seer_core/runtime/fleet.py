@@ -394,8 +394,8 @@ class Fleet:
     async def _restart(self, engine: InstanceClient, reason: str, planned: bool) -> None:
         """Start a lost instance again, as often as it is allowed to; then give it up.
 
-        One that left as ``planned``, has had no place so far, or is a server of another program, is stopped, and
-        uses up no restart.
+        One that left as ``planned``, has had no place so far, or is another program's, is stopped, and uses
+        up no restart.
 
         An instance that was lost asleep waits: its memory belongs to another program until the others wake.
         """

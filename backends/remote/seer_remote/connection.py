@@ -106,7 +106,9 @@ class Connection:
                     self._refuse(answer.status, found)
                 return found
         except TimeoutError as error:
-            raise Unreachable(f"no answer to {path} within {limit_s or self.connect_timeout_s:g} s") from error
+            raise Unreachable(
+                f"no answer to {path} within {limit_s or self.connect_timeout_s:g} s"
+            ) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unreachable(f"{path}: {_described(error)}") from error
 

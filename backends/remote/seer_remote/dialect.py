@@ -1,4 +1,4 @@
-"""What a dialect is: how servers of one kind are asked, and how their answers read."""
+"""The contract of dialects: how servers of one kind are asked, and how their answers read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ import msgspec
 from seer_core.ports.engine import ChunkJob
 from seer_remote.connection import Connection, Malformed
 
-__all__ = ["TEXT", "Dialect", "Load", "ServerFacts", "Unsupported", "Written", "checked", "plain_sampling", "read"]
+__all__ = [
+    "TEXT",
+    "Dialect",
+    "Load",
+    "ServerFacts",
+    "Unsupported",
+    "Written",
+    "checked",
+    "plain_sampling",
+    "read",
+]
 
 T = TypeVar("T")
 
@@ -24,7 +34,7 @@ class Unsupported(Exception):
 
 
 class ServerFacts(msgspec.Struct, frozen=True):
-    """What a server says of itself."""
+    """The description that a server gives of itself."""
 
     engine: str
     """The engine's name and version."""
@@ -74,10 +84,16 @@ class Dialect(Protocol):
     """How one server is asked; errors are those of ``Connection``, and ``Unsupported``."""
 
     connection: Connection
-    controls: tuple[str, ...]
-    """The fields of ``Sampling`` beyond temperature, top-p and top-k that hold over chunks."""
-    max_temperature: float | None
-    """The highest that it samples with, None without a limit."""
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """The fields of ``Sampling`` beyond temperature, top-p and top-k that hold over chunks."""
+        ...
+
+    @property
+    def max_temperature(self) -> float | None:
+        """The highest that it samples with, None without a limit."""
+        ...
 
     async def facts(self) -> ServerFacts:
         """Return what the server says of itself; sets what later calls need."""
@@ -91,8 +107,10 @@ class Dialect(Protocol):
         """Return how busy it is."""
         ...
 
-    async def write(self, name: str, job: ChunkJob, tokens: Sequence[int], most: int, seed: int | None, salt: str) -> Written:
-        """Have a chunk written: at ``most`` so many tokens after ``tokens``, under the request id ``name``."""
+    async def write(
+        self, name: str, job: ChunkJob, tokens: Sequence[int], most: int, seed: int | None, salt: str
+    ) -> Written:
+        """Have at ``most`` so many tokens written after ``tokens``, under the request id ``name``."""
         ...
 
     async def end(self, names: Sequence[str]) -> None:
@@ -150,4 +168,3 @@ def plain_sampling(job: ChunkJob) -> dict[str, Any]:
         "ignore_eos": how.ignore_eos,
         "stop_token_ids": list(how.stop_token_ids),
     }
-

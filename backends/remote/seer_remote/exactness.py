@@ -1,4 +1,4 @@
-"""What a server's tokens depend on, found by test, and whether two servers have the same weights.
+"""Tests of servers: on what their tokens depend, and whether two have the same weights.
 
 A request is run whole and in two parts.  Where the parts are the whole, the noise behind a token depends on
 the request's seed and the token's place alone.  The test goes on until it has left so much to chance that a
@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct, structs
 
-from seer_core.model import Sampling
+from seer_core.model import Exactness, Sampling
 from seer_remote.connection import Malformed
 from seer_remote.dialect import Written
 
-__all__ = ["LEVELS", "Finding", "Level", "Likeness", "Write", "chunk_seed", "examine", "look", "seed_of", "shape_of"]
+__all__ = [
+    "LEVELS",
+    "Finding",
+    "Likeness",
+    "Write",
+    "chunk_seed",
+    "examine",
+    "look",
+    "seed_of",
+    "shape_of",
+]
 
-Level = Literal["exact", "reproducible", "distributed"]
-"""``exact``: a token depends on the request's seed, its place and the tokens before it.  ``reproducible``: and
-on where its chunk begins.  ``distributed``: on chance, and its distribution is the model's all the same.
-"""
-
-LEVELS: tuple[Level, ...] = ("distributed", "reproducible", "exact")
+LEVELS: tuple[Exactness, ...] = ("distributed", "reproducible", "exact")
 """The weakest first."""
 
 Write = Callable[[Sampling, Sequence[int], int, int | None], Coroutine[Any, Any, Written]]
@@ -51,12 +56,12 @@ NOISE = 20.0
 class Finding(Struct, frozen=True):
     """A server's level for a sampling, and by how much the log-probs of its two ways differed, in nats."""
 
-    level: Level
+    level: Exactness
     noise: float
 
 
 class Likeness(Struct, frozen=True):
-    """What tells a server's weights: what it writes without chance, and the label that it gives to them."""
+    """The marks of a server's weights: what it writes without chance, and the label that it gives them."""
 
     url: str
     tokens: list[int]
@@ -72,8 +77,8 @@ class Likeness(Struct, frozen=True):
         for place, (mine, theirs) in enumerate(zip(self.logprobs, other.logprobs, strict=False)):
             if abs(mine - theirs) > tolerance:
                 return (
-                    f"{self.url} and {other.url} serve other weights or other models: token {place} of a greedy"
-                    f" response has log-prob {mine:.4f} and {theirs:.4f}"
+                    f"{self.url} and {other.url} serve other weights or other models: token {place} of a"
+                    f" greedy response has log-prob {mine:.4f} and {theirs:.4f}"
                 )
             if self.tokens[place] != other.tokens[place]:  # two that are as probable
                 break
@@ -88,7 +93,7 @@ def chunk_seed(seed: int, position: int) -> int:
     return (z ^ (z >> 31)) >> 1
 
 
-def seed_of(level: Level, seed: int, position: int) -> int | None:
+def seed_of(level: Exactness, seed: int, position: int) -> int | None:
     """Return the seed that a chunk is sent with."""
     match level:
         case "exact":
@@ -103,7 +108,12 @@ def shape_of(sampling: Sampling) -> str:
     """Return what of a sampling decides which way a server samples: the fields that are set."""
     cuts = {"temperature": not sampling.temperature, "top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0}
     ends = ("stop_token_ids", "ignore_eos", "min_tokens")
-    return " ".join([*(name for name, set_ in cuts.items() if set_), *(each for each in sampling.controls if each not in ends)])
+    return " ".join(
+        [
+            *(name for name, set_ in cuts.items() if set_),
+            *(each for each in sampling.controls if each not in ends),
+        ]
+    )
 
 
 def _prompt(vocab_size: int) -> list[int]:
@@ -147,7 +157,7 @@ async def examine(write: Write, vocab_size: int, sampling: Sampling) -> Finding:
 
 
 async def look(write: Write, vocab_size: int, url: str, noise: float) -> Likeness:
-    """Return what tells a server's weights."""
+    """Return the marks of a server's weights."""
     greedy = Sampling(0.0, ignore_eos=True)
     written = await write(greedy, _prompt(vocab_size), 24, 0)
     labels = set(written.versions)

@@ -19,12 +19,12 @@ from seer_worker.client.tokenizer_reader import TokenizerReader
 from seer_worker.tokenizer import ModelTokenizer, has_tokenizer
 
 from seer_core.errors import ConfigError, EngineError, SeerError, quote
-from seer_core.model import Sampling
+from seer_core.model import Exactness, Sampling
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import Clock, InstanceClient, ModelInfo, Tokenizer
 from seer_remote.connection import Connection, Malformed, Refused, Unreachable
 from seer_remote.dialect import TEXT, Dialect, ServerFacts
-from seer_remote.exactness import Level, Likeness
+from seer_remote.exactness import Likeness
 from seer_remote.instance import RemoteInstance
 
 __all__ = ["RemoteFleet", "addresses", "ask_all", "read_addresses", "read_token"]
@@ -65,9 +65,9 @@ def addresses(urls: Iterable[str], where: str) -> list[str]:
 
 
 class RemoteFleet:
-    """Instances of servers; ``model`` and ``tokenizer`` are asked of the first that answers, when first read.
+    """Instances of servers; ``model`` and ``tokenizer`` are asked of the first that answers.
 
-    ``urls`` are those of the start.  ``watch`` returns those of now, where they change; None where they do not.
+    ``urls`` are those of the start.  Where they change, ``watch`` returns those of now.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RemoteFleet:
         connect: Callable[[str], Connection],
         watch: Callable[[], list[str]] | None,
         *,
-        require: Level,
+        require: Exactness,
         sampling: Sampling,
         model_dir: Path | None,
         kv_tokens: int,
@@ -88,7 +88,7 @@ class RemoteFleet:
         start_timeout_s: float,
         reader: Callable[[Path], TokenizerReader],
     ) -> None:
-        self.require: Level = require
+        self.require: Exactness = require
         self.sampling = sampling
         self.kv_tokens = kv_tokens
         self.max_running = max_running
@@ -142,13 +142,13 @@ class RemoteFleet:
         ):
             if mine != theirs:
                 raise EngineError(
-                    f"the server at {url} has the {name} {mine}, and the one at {other_url} {theirs}; a response"
-                    " may run on either, so start them alike, or leave one out of urls"
+                    f"the server at {url} has the {name} {mine}, and the one at {other_url} {theirs}; a"
+                    " response may run on either, so start them alike, or leave one out of urls"
                 )
         if facts.tokens_of_text and other.tokens_of_text and facts.tokens_of_text != other.tokens_of_text:
             raise EngineError(
-                f"the servers at {url} and {other_url} have different tokenizers; give them the same, or leave"
-                " one out of urls"
+                f"the servers at {url} and {other_url} have different tokenizers; give them the same, or"
+                " leave one out of urls"
             )
 
     async def follow(
@@ -210,8 +210,8 @@ class RemoteFleet:
                 own = tuple(tokenizer.encode(TEXT))
                 if facts.tokens_of_text and own != facts.tokens_of_text:
                     raise EngineError(
-                        f"the tokenizer in {place} is not that of the server at {url}; name the directory that"
-                        " it serves in model of [engine.remote]"
+                        f"the tokenizer in {place} is not that of the server at {url}; name the directory"
+                        " that it serves in model of [engine.remote]"
                     )
         dialect = self._make(self._connect(url))
         self._tokenizer = tokenizer
@@ -232,7 +232,9 @@ class RemoteFleet:
         place = Path(facts.directory)
         if place.is_absolute() and (place / "config.json").is_file():
             return place
-        log.info("model_not_here", model=facts.directory, effect="prompts must be token ids", remedy="set model")
+        log.info(
+            "model_not_here", model=facts.directory, effect="prompts must be token ids", remedy="set model"
+        )
         return None
 
     async def _first_facts(self, urls: Sequence[str]) -> tuple[str, ServerFacts]:
@@ -245,11 +247,13 @@ class RemoteFleet:
                 if isinstance(answer, ServerFacts):
                     return url, answer
             for url, answer in answers.items():
-                if not isinstance(answer, Unreachable):
+                if isinstance(answer, Exception) and not isinstance(answer, Unreachable):
                     raise EngineError(f"the server at {url} is of no use: {answer}") from answer
             if time.monotonic() >= until_s:
                 url, answer = next(iter(answers.items()))
-                raise EngineError(f"no server answers: {url}: {answer}; start it, or mend urls of [engine.remote]")
+                raise EngineError(
+                    f"no server answers: {url}: {answer}; start it, or mend urls of [engine.remote]"
+                )
             if not told:
                 log.info("waiting_for_servers", urls=list(urls), at_most_s=self._start_timeout_s)
                 told = True
@@ -344,6 +348,6 @@ def read_token(variable: str, file: Path | None, url: str) -> str:
         if len(line) == 1:
             return line[0]
     raise ConfigError(
-        f"engine.remote.token_file: {file} has no token for {url}; write a line with the address and its token,"
-        " or one with a token for all"
+        f"engine.remote.token_file: {file} has no token for {url}; write a line with the address and its"
+        " token, or one with a token for all"
     )

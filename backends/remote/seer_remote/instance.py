@@ -8,10 +8,9 @@ from secrets import token_hex
 from typing import Any, Protocol
 
 import structlog
-from msgspec import structs
 
 from seer_core.errors import EngineError, NoPlaceError
-from seer_core.model import InstanceInfo, Sampling
+from seer_core.model import Exactness, InstanceInfo, Sampling
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.model.events import InstanceReported
 from seer_core.ports.drafting import Drafter, SiblingTokens, StepTimes
@@ -19,8 +18,8 @@ from seer_core.ports.engine import ChunkJob, ChunkOutput, InstanceSink
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import OWNER, WeightSpec
 from seer_remote.connection import Connection, Malformed, Refused, Unreachable
-from seer_remote.dialect import Dialect, Load, ServerFacts, Unsupported, Written, checked
-from seer_remote.exactness import LEVELS, Level, Likeness, examine, look, seed_of, shape_of
+from seer_remote.dialect import Dialect, ServerFacts, Unsupported, Written, checked
+from seer_remote.exactness import LEVELS, Likeness, examine, look, seed_of, shape_of
 
 __all__ = ["RemoteInstance", "Siblings"]
 
@@ -29,7 +28,7 @@ log = structlog.get_logger("seer")
 TRIES = 3
 """How often a chunk is sent to a server that breaks off and lives."""
 AGAIN_S = 0.25
-"""The wait before a call is repeated, and between two requests to end a chunk: the first may come before it."""
+"""The wait before a call is repeated; a request to end a chunk may come before the chunk."""
 LONGEST_PAUSE_S = 60.0
 SHORT_LIFE_S = 30.0
 """A server that is lost so soon after its start is given more time before the next."""
@@ -46,9 +45,9 @@ REMEDIES = {
 
 
 class Siblings(Protocol):
-    """What the instances of a fleet have in common."""
+    """The fleet, as its instances see it."""
 
-    require: Level
+    require: Exactness
     sampling: Sampling
     """The sampling of the run's prompts, as far as they do not say otherwise."""
     kv_tokens: int
@@ -58,7 +57,7 @@ class Siblings(Protocol):
     version: int
     """The version of the weights that the others have."""
     likeness: dict[int, Likeness]
-    """What tells the weights of each version, from the first server that has it."""
+    """The marks of each version of the weights, from the first server that has it."""
 
     async def ready(self) -> None:
         """Wait until the first server has said what all are to serve."""
@@ -74,7 +73,14 @@ class RemoteInstance:
 
     most_pause_s = LONGEST_PAUSE_S
 
-    def __init__(self, id: str, kind: str, connection: Connection, siblings: Siblings, make: Callable[[Connection], Dialect]) -> None:
+    def __init__(
+        self,
+        id: str,
+        kind: str,
+        connection: Connection,
+        siblings: Siblings,
+        make: Callable[[Connection], Dialect],
+    ) -> None:
         self.id = id
         self.address = connection.url
         self.dialect = make(connection)
@@ -97,7 +103,7 @@ class RemoteInstance:
         self._version = 0
         self._label = ""
         self._asleep = False
-        self._levels: dict[str, Level] = {}
+        self._levels: dict[str, Exactness] = {}
         self._tests: dict[str, asyncio.Task[None]] = {}
         self._noise = 0.0
         self._started_s = 0.0
@@ -109,8 +115,8 @@ class RemoteInstance:
         """Refuse drafters: a server drafts as its owner has configured it."""
         if drafter is not None:
             raise EngineError(
-                f"instance {self.id!r} is a server that drafts as its owner has configured it; drop the drafter"
-                " from [seer].plugins"
+                f"instance {self.id!r} is a server that drafts as its owner has configured it; drop the"
+                " drafter from [seer].plugins"
             )
         return False
 
@@ -140,10 +146,14 @@ class RemoteInstance:
         except Unreachable as error:
             self._short_lives += 1
             await self._down()
-            raise NoPlaceError(f"instance {self.id!r}: no server answers at {self.address}: {error}") from error
+            raise NoPlaceError(
+                f"instance {self.id!r}: no server answers at {self.address}: {error}"
+            ) from error
         except (Malformed, Refused) as error:
             await self._down()
-            raise EngineError(f"instance {self.id!r}: the server at {self.address} is of no use: {error}") from error
+            raise EngineError(
+                f"instance {self.id!r}: the server at {self.address} is of no use: {error}"
+            ) from error
         except BaseException:
             await self._down()
             raise
@@ -219,7 +229,7 @@ class RemoteInstance:
             raise Unreachable("it is not healthy")
         return facts
 
-    def _describe(self, facts: ServerFacts, level: Level) -> InstanceInfo:
+    def _describe(self, facts: ServerFacts, level: Exactness) -> InstanceInfo:
         block = facts.block_tokens
         kv = (self._siblings.kv_tokens or facts.kv_tokens) // block * block
         if not kv:
@@ -240,7 +250,7 @@ class RemoteInstance:
 
     # Exactness.
 
-    async def _level_of(self, sampling: Sampling) -> Level:
+    async def _level_of(self, sampling: Sampling) -> Exactness:
         """Return the level for a sampling, tested once for each that the server may treat in another way.
 
         Raises:
@@ -256,8 +266,9 @@ class RemoteInstance:
         if LEVELS.index(level) < LEVELS.index(required):
             how = f" with {shape}" if shape else ""
             raise EngineError(
-                f"instance {self.id!r}: the server at {self.address} samples{how} no better than {level!r}, and"
-                f" [engine.remote].require is {required!r}; {REMEDIES[self._kind]}, or set require = {level!r}"
+                f"instance {self.id!r}: the server at {self.address} samples{how} no better than {level!r},"
+                f" and [engine.remote].require is {required!r}; {REMEDIES[self._kind]}, or set require ="
+                f" {level!r}"
             )
         return level
 
@@ -281,7 +292,7 @@ class RemoteInstance:
         return written
 
     async def _expect_likeness(self, version: int) -> None:
-        """Note what tells the server's weights, and compare them with those of the others.
+        """Note the marks of the server's weights, and compare them with those of the others.
 
         Raises:
             EngineError: they are others.
@@ -405,7 +416,9 @@ class RemoteInstance:
     def _output(self, job: ChunkJob, written: Written) -> ChunkOutput:
         if any(each != self._label for each in written.versions) and self._sink is not None:
             found = " and ".join(sorted(map(repr, set(written.versions))))
-            raise Unreachable(f"its weights have changed from {self._label!r} to {found} in the midst of a rollout")
+            raise Unreachable(
+                f"its weights have changed from {self._label!r} to {found} in the midst of a rollout"
+            )
         context, tokens = len(job.token_ids), len(written.token_ids)
         cached = min(written.cached_tokens, context - 1)
         return ChunkOutput(
@@ -427,7 +440,7 @@ class RemoteInstance:
 
     @property
     def _salt(self) -> str:
-        """What keeps KV of other weights, and of before a reset, from being used."""
+        """A salt that keeps KV of other weights, and of before a reset, from being used."""
         return f"seer-{self._run}-{self._version}-{self._turns}"
 
     # Weights and caches.
@@ -459,7 +472,9 @@ class RemoteInstance:
         try:
             if source.path != OWNER:
                 if source.directory is None:
-                    raise EngineError(f"instance {self.id!r} is a server, which loads weights from directories alone")
+                    raise EngineError(
+                        f"instance {self.id!r} is a server, which loads weights from directories alone"
+                    )
                 await self.dialect.load_weights(source.directory, version)
             self._turns += 1  # the look uses no KV of the old ones
             await self._expect_likeness(version)

@@ -14,11 +14,11 @@ from seer_worker.client.fleet import ProcessSettings
 from seer_worker.client.tokenizer_reader import TokenizerReader
 
 from seer_core.errors import ConfigError
+from seer_core.model import Exactness
 from seer_core.plugins.config_types import NotNegative, Seconds
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_remote.connection import Connection
 from seer_remote.dialect import Dialect, ServerFacts
-from seer_remote.exactness import Level
 from seer_remote.fleet import RemoteFleet, addresses, ask_all, read_addresses, read_token
 from seer_remote.sglang import Sglang
 from seer_remote.vllm import Vllm
@@ -39,27 +39,29 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     urls: tuple[str, ...] = ()
     """The addresses of the servers, as in ``http://127.0.0.1:8000``."""
     urls_file: str | None = None
-    """A file with an address on each line, relative to the config file, in place of ``urls``. It is read again
-    while a run goes on: servers join and leave with their lines.
+    """A file with an address on each line, relative to the config file, in place of ``urls``. It is read
+    again while a run goes on: servers join and leave with their lines.
     """
     dialect: Literal["vllm", "sglang"] = "vllm"
     """The kind of the servers."""
-    require: Level = "exact"
-    """How far a response must depend on its seed alone: ``exact``, however it is divided and wherever it runs;
-    ``reproducible``, with the same chunks; ``distributed``, not at all. A server that does less is refused.
+    require: Exactness = "exact"
+    """How far a response must depend on its seed alone: ``exact``, however it is divided and wherever it
+    runs; ``reproducible``, with the same chunks; ``distributed``, not at all. A server that does less is
+    refused.
     """
     model: str | None = None
-    """A directory with the files of the model and its tokenizer, relative to the config file. Without it: where
-    the servers have them, if that is here too; otherwise prompts must be token ids.
+    """A directory with the files of the model and its tokenizer, relative to the config file. Without it:
+    where the servers have them, if that is here too; otherwise prompts must be token ids.
     """
     token_env: str = ""
     """The environment variable with the token that the servers want."""
     token_file: str | None = None
-    """A file with that token, relative to the config file; or with a line for each server, its address and its
-    token.
+    """A file with that token, relative to the config file; or with a line for each server, its address and
+    its token.
     """
     ca_file: str | None = None
-    """Certificates to trust in place of the system's, for addresses with ``https``; relative to the config file.
+    """Certificates to trust in place of the system's, for addresses with ``https``; relative to the config
+    file.
     """
     max_running: Count = 0
     """The most requests that a server decodes at once; 0 asks it, and means 256 if it does not say."""

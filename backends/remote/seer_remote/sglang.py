@@ -80,7 +80,7 @@ class Ended(Struct):
 
 
 class Meta(Struct):
-    """What is reported of a response."""
+    """The report of a response."""
 
     id: str
     finish_reason: Ended | None

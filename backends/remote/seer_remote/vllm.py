@@ -1,4 +1,4 @@
-"""``vllm serve``: tokens in and out by its own route, or by OpenAI's completions where that is not enabled."""
+"""``vllm serve``: tokens in and out by its own route, or by OpenAI's completions where that is off."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Details(Struct):
 
 
 class Usage(Struct):
-    """What an answer has cost."""
+    """The cost of an answer."""
 
     prompt_tokens_details: Details | None = None
 
@@ -267,7 +267,9 @@ class Vllm:
             ids = [f"generate-tokens-{name}" for name in names]
             await self.connection.post("/inference/v1/abort_requests", {"request_ids": ids})
         elif self._developer:
-            await self.connection.post("/abort_requests", {"request_ids": [f"cmpl-{name}-0" for name in names]})
+            await self.connection.post(
+                "/abort_requests", {"request_ids": [f"cmpl-{name}-0" for name in names]}
+            )
 
     async def load_weights(self, directory: str, version: int) -> None:
         """Have its workers load a checkpoint."""
@@ -304,8 +306,9 @@ class Vllm:
     async def _find_generate(self) -> tuple[bool, int]:
         """Return whether there is a route for tokens, and the size of the vocabulary."""
         bad = {"max_tokens": 1, "logit_bias": {str(NO_TOKEN): 0.0}}
-        body: dict[str, Any] = {"token_ids": [1], "sampling_params": bad}
-        for path, body in ((GENERATE, body), (COMPLETIONS, bad | {"model": self._model, "prompt": [1]})):
+        tokens: dict[str, Any] = {"token_ids": [1], "sampling_params": bad}
+        prompt = bad | {"model": self._model, "prompt": [1]}
+        for path, body in ((GENERATE, tokens), (COMPLETIONS, prompt)):
             try:
                 await self.connection.post(path, body)
             except Refused as error:
@@ -363,7 +366,9 @@ def _cache(figures: bytes) -> tuple[int, int, bool]:
     for line in _lines(figures, b"vllm:cache_config_info"):
         labels = dict(re.findall(r'(\w+)="([^"]*)"', line.decode()))
         shares = labels.get("enable_prefix_caching") == "True"
-        size, blocks, held = (labels.get(name, "") for name in ("block_size", "num_gpu_blocks", "kv_cache_size_tokens"))
+        size, blocks, held = (
+            labels.get(name, "") for name in ("block_size", "num_gpu_blocks", "kv_cache_size_tokens")
+        )
         if not size.isdigit():
             continue
         block = int(size)

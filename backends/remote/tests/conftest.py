@@ -19,6 +19,8 @@ from seer_core.plugins.hookspecs import Startup
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+PLAIN = Sampling()
+
 
 class Thread:
     """An event loop in a thread of its own, where stand-ins serve."""
@@ -66,7 +68,9 @@ def fake() -> Iterator[Callable[..., Any]]:
 def fleet_of() -> Callable[..., RemoteFleet]:
     """Return a function that makes the fleet of servers, with settings."""
 
-    def make(*servers: Any, base_dir: Path = Path(), sampling: Sampling = Sampling(), **settings: Any) -> RemoteFleet:  # noqa: B008
+    def make(
+        *servers: Any, base_dir: Path = Path(), sampling: Sampling = PLAIN, **settings: Any
+    ) -> RemoteFleet:
         urls = {} if "urls_file" in settings else {"urls": tuple(each.url for each in servers)}
         chosen = Settings(**{"start_timeout_s": 0.0, "poll_s": 0.05, **urls, **settings})
         return seer_make_engines(chosen, Startup(0, base_dir, sampling=sampling))

@@ -1,4 +1,4 @@
-"""A stand-in for ``vllm serve`` in this process, whose tokens follow from seed and place, and that can misbehave."""
+"""A stand-in for ``vllm serve`` in this process, with tokens that follow from seed and place."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class FakeVllm:
             f'vllm:generation_tokens_total{{engine="0"}} {self.written}.0',
         ]
         if self.kv:
-            held = 'block_size="16",num_gpu_blocks="257",kv_cache_size_tokens="4112",enable_prefix_caching="True"'
+            held = 'block_size="16",kv_cache_size_tokens="4112",enable_prefix_caching="True"'
             lines.append(f'vllm:cache_config_info{{engine="0",{held}}} 1.0')
         return web.Response(text="\n".join(lines))
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from aiohttp import web
-from tests.support.eventually import aeventually
+from seer_testing import EngineContract
 
 from seer_core import Runtime
 from seer_core.errors import ConfigError, EngineError
@@ -15,9 +15,11 @@ from seer_core.model import Sampling
 from seer_core.plugins.config import RestartsTable, SeerTable
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies
-from seer_testing import EngineContract
+from tests.support.eventually import aeventually
 
-PROMPTS = [{"group_id": f"g{i}", "prompt_token_ids": [1, 2, 3, i + 4], "n": 4, "max_tokens": 40} for i in range(4)]
+PROMPTS = [
+    {"group_id": f"g{i}", "prompt_token_ids": [1, 2, 3, i + 4], "n": 4, "max_tokens": 40} for i in range(4)
+]
 
 
 def runtime_of(fleet, **settings):
@@ -72,17 +74,19 @@ def test_a_rollout_gives_the_same_on_one_server_and_on_two(fake, fleet_of):
 
 def test_a_server_whose_seed_repeats_its_noise_in_each_chunk_is_refused_by_default(fake, fleet_of):
     server = fake(noise="seeded")
-    said = refusal(fleet_of(server))
-    assert f"the server at {server.url} samples no better than 'reproducible'" in said
-    assert "SEER_KEYED_SAMPLING=1" in said
-    assert "require = 'reproducible'" in said
+    found = refusal(fleet_of(server))
+    assert f"the server at {server.url} samples no better than 'reproducible'" in found
+    assert "SEER_KEYED_SAMPLING=1" in found
+    assert "require = 'reproducible'" in found
 
 
 def test_it_serves_a_run_that_requires_less_with_a_seed_for_each_chunk(fake, fleet_of):
     server = fake(noise="seeded")
     result = asyncio.run(roll_out(fleet_of(server, require="reproducible")))
     assert result.summary.exactness == "reproducible"
-    seeds = Counter(each["sampling_params"]["seed"] for each in server.requests if len(each["token_ids"]) == 4)
+    seeds = Counter(
+        each["sampling_params"]["seed"] for each in server.requests if len(each["token_ids"]) == 4
+    )
     assert set(seeds.values()) == {1}
 
 
@@ -92,7 +96,9 @@ def test_a_server_that_heeds_no_seed_is_sent_none(fake, fleet_of):
     server.requests.clear()
     result = asyncio.run(roll_out(fleet_of(server, require="distributed")))
     assert result.summary.exactness == "distributed"
-    assert all("seed" not in each["sampling_params"] for each in server.requests if len(each["token_ids"]) == 4)
+    assert all(
+        "seed" not in each["sampling_params"] for each in server.requests if len(each["token_ids"]) == 4
+    )
 
 
 def test_exactness_is_tested_with_the_run_s_own_sampling(fake, fleet_of):
@@ -103,8 +109,8 @@ def test_exactness_is_tested_with_the_run_s_own_sampling(fake, fleet_of):
 
     server.before = before
     assert asyncio.run(roll_out(fleet_of(server))).summary.exactness == "exact"
-    said = refusal(fleet_of(server, sampling=Sampling(1.0, top_p=0.9)))
-    assert "samples with top_p no better than 'reproducible'" in said
+    found = refusal(fleet_of(server, sampling=Sampling(1.0, top_p=0.9)))
+    assert "samples with top_p no better than 'reproducible'" in found
 
 
 def test_a_prompt_s_own_sampling_is_tested_before_its_first_chunk(fake, fleet_of):
@@ -123,7 +129,7 @@ def test_a_prompt_s_own_sampling_is_tested_before_its_first_chunk(fake, fleet_of
 
 
 @pytest.mark.parametrize(
-    ("attribute", "value", "said"),
+    ("attribute", "value", "reason"),
     [
         ("model", "large", "has the model large, and the one at"),
         ("version", "0.33.0", "has the engine vLLM 0.33.0, and the one at"),
@@ -134,10 +140,10 @@ def test_a_prompt_s_own_sampling_is_tested_before_its_first_chunk(fake, fleet_of
         ("label", "17", "serves weights '17', and"),
     ],
 )
-def test_a_sibling_that_serves_something_else_is_refused_by_name(fake, fleet_of, attribute, value, said):
+def test_a_sibling_that_serves_something_else_is_refused_by_name(fake, fleet_of, attribute, value, reason):
     first, second = fake(), fake(**{attribute: value})
     found = refusal(fleet_of(first, second))
-    assert said in found
+    assert reason in found
     assert first.url in found
     assert second.url in found
 
@@ -319,6 +325,11 @@ def spoil(change):
     return spoiled
 
 
+def shorten(choice):
+    choice["token_ids"].pop()
+    choice["logprobs"]["content"].pop()
+
+
 CHANGES = {
     "another request's": lambda answer, choice: answer.update(request_id="generate-tokens-other"),
     "too many tokens": lambda answer, choice: choice["token_ids"].append(1),
@@ -326,18 +337,18 @@ CHANGES = {
     "a token beyond the vocabulary": lambda answer, choice: choice["token_ids"].__setitem__(0, 4096),
     "a negative token": lambda answer, choice: choice["token_ids"].__setitem__(0, -1),
     "a strange end": lambda answer, choice: choice.update(finish_reason="tired"),
-    "a full chunk that is not": lambda answer, choice: (
-        choice["token_ids"].pop(),
-        choice["logprobs"]["content"].pop(),
-    )
-    and None,
+    "a full chunk that is not": lambda answer, choice: shorten(choice),
     "two responses": lambda answer, choice: answer["choices"].append(choice),
     "no response": lambda answer, choice: answer.update(choices=[]),
-    "half of it": lambda answer, choice: web.Response(body=b'{"request_id": "gen', content_type="application/json"),
+    "half of it": lambda answer, choice: web.Response(
+        body=b'{"request_id": "gen', content_type="application/json"
+    ),
     "an error": lambda answer, choice: web.Response(status=500, text="out of memory"),
     "too busy": lambda answer, choice: web.Response(status=503, text="later"),
     "no such route": lambda answer, choice: web.Response(status=404, text="Not Found"),
-    "a redirection": lambda answer, choice: web.Response(status=307, headers={"Location": "http://example.com/"}),
+    "a redirection": lambda answer, choice: web.Response(
+        status=307, headers={"Location": "http://example.com/"}
+    ),
 }
 
 
@@ -403,7 +414,9 @@ def test_a_token_that_is_missing_or_wrong_is_named(fake, fleet_of, tmp_path, mon
     assert "it wants a token: name it in token_env or token_file" in refusal(fleet_of(server))
     file = tmp_path / "tokens"
     file.write_text("wrong\n")
-    assert "not the one that it was given" in refusal(fleet_of(server, token_file="tokens", base_dir=tmp_path))
+    assert "not the one that it was given" in refusal(
+        fleet_of(server, token_file="tokens", base_dir=tmp_path)
+    )
     file.write_text(f"wrong\n{server.url} secret\n")
     asyncio.run(roll_out(fleet_of(server, token_file="tokens", base_dir=tmp_path)))
     monkeypatch.setenv("ENGINES", "secret")
@@ -413,7 +426,7 @@ def test_a_token_that_is_missing_or_wrong_is_named(fake, fleet_of, tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "reason"),
     [
         ({"urls": ()}, "names no server"),
         ({"urls": ("http://a:1", "http://a:1/")}, "is named twice"),
@@ -424,8 +437,8 @@ def test_a_token_that_is_missing_or_wrong_is_named(fake, fleet_of, tmp_path, mon
         ({"urls": ("https://a:1",), "ca_file": "nowhere.pem"}, "cannot be read"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_before_anything_is_asked(fleet_of, settings, said):
-    with pytest.raises(ConfigError, match=said):
+def test_settings_that_cannot_be_are_refused_before_anything_is_asked(fleet_of, settings, reason):
+    with pytest.raises(ConfigError, match=reason):
         fleet_of(**settings)
 
 
@@ -435,6 +448,6 @@ def test_no_server_at_all_is_named(fleet_of, fake):
     assert f"no server answers: {server.url}" in refusal(fleet_of(server))
 
 
-def test_a_server_that_hides_its_kv_is_told_apart(fake, fleet_of):
+def test_a_server_that_hides_its_kv_is_refused(fake, fleet_of):
     assert "set kv_tokens" in refusal(fleet_of(fake(kv=False)))
     asyncio.run(roll_out(fleet_of(fake(kv=False), kv_tokens=4096)))

@@ -1,4 +1,4 @@
-"""Keyed sampling in a stock ``vllm serve``, as in Seer's own engines; vLLM calls ``register`` in its processes.
+"""Keyed sampling in a stock ``vllm serve``, as in Seer's own engines.  vLLM calls ``register``.
 
 It is an entry point of the group ``vllm.general_plugins``, and does nothing unless the environment has
 ``SEER_KEYED_SAMPLING=1``.  Then a request's tokens depend on its ``seed`` and their places alone, so a chunk
@@ -14,13 +14,12 @@ import os
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from seer_vllm import KEYED_SERVER as VARIABLE
+
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
-__all__ = ["VARIABLE", "register"]
-
-VARIABLE = "SEER_KEYED_SAMPLING"
-"""1 turns it on."""
+__all__ = ["register"]
 
 OURS = ("seed", "context_tokens", "request", "sampling")
 """What Seer's samplers read of ``extra_args``, which a client may fill as it likes."""
@@ -118,8 +117,8 @@ def _install_first(runner: Any) -> None:
     internals.check_runner(runner)
     if runner.scheduler_config.async_scheduling:
         raise EngineError(
-            f"with {VARIABLE} vLLM's first model runner plans no step ahead: add --no-async-scheduling, or take"
-            " the second"
+            f"with {VARIABLE} vLLM's first model runner plans no step ahead: add --no-async-scheduling, or"
+            " take the second"
         )
     _expect_raw(runner)
 

@@ -16,9 +16,9 @@ from seer_worker.kv_room import fitting_slots, slots
 from seer_core.model.sampling import CONTROLS
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_core.ports.launcher import Launcher
+from seer_vllm import KEYED_SERVER
 from seer_vllm.doctor import elsewhere, installation, machine
 from seer_vllm.drafters import OWN_METHODS
-from seer_vllm.keyed_server import VARIABLE as KEYED_SERVER
 
 __all__ = ["Settings", "seer_doctor", "seer_make_engines"]
 
