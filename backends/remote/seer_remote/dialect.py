@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from seer_core.model.arrays import TopLogprobs
 from seer_core.ports.engine import ChunkJob
 from seer_remote.connection import Connection, Malformed
 
@@ -52,6 +53,8 @@ class ServerFacts(msgspec.Struct, frozen=True):
     shares_prompts: bool = False
     tokens_of_text: tuple[int, ...] = ()
     """What its tokenizer makes of ``TEXT``; empty where it does not say."""
+    controls: tuple[str, ...] = ()
+    """The further fields of ``Sampling`` that it has, and that hold over chunks."""
     lacks: tuple[str, ...] = ()
     """What it cannot do as it was started, and how it could, in sentences."""
 
@@ -76,6 +79,8 @@ class Written(msgspec.Struct):
     ended: str
     """``stop``, ``length`` or ``abort``."""
     cached_tokens: int = 0
+    top_logprobs: TopLogprobs | None = None
+    """The most probable tokens, where the sampling asks for them."""
     versions: tuple[str, ...] = ()
     """The labels of the weights that wrote it, as far as the server says."""
 
@@ -84,11 +89,6 @@ class Dialect(Protocol):
     """How one server is asked; errors are those of ``Connection``, and ``Unsupported``."""
 
     connection: Connection
-
-    @property
-    def controls(self) -> tuple[str, ...]:
-        """The fields of ``Sampling`` beyond temperature, top-p and top-k that hold over chunks."""
-        ...
 
     @property
     def max_temperature(self) -> float | None:

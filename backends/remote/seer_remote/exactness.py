@@ -107,7 +107,7 @@ def seed_of(level: Exactness, seed: int, position: int) -> int | None:
 def shape_of(sampling: Sampling) -> str:
     """Return what of a sampling decides which way a server samples: the fields that are set."""
     cuts = {"temperature": not sampling.temperature, "top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0}
-    ends = ("stop_token_ids", "ignore_eos", "min_tokens")
+    ends = ("stop_token_ids", "ignore_eos", "min_tokens", "top_logprobs")
     return " ".join(
         [
             *(name for name, set_ in cuts.items() if set_),

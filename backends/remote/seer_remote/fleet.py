@@ -139,6 +139,7 @@ class RemoteFleet:
             ("model", Path(facts.directory).name, Path(other.directory).name),
             ("longest context", facts.max_model_tokens, other.max_model_tokens),
             ("vocabulary", facts.vocab_size, other.vocab_size),
+            ("controls", ", ".join(facts.controls), ", ".join(other.controls)),
         ):
             if mine != theirs:
                 raise EngineError(
@@ -220,7 +221,7 @@ class RemoteFleet:
             facts.max_model_tokens,
             dialect.max_temperature,
             digest=digest,
-            controls=dialect.controls,
+            controls=facts.controls,
         )
 
     def _find_files(self, facts: ServerFacts) -> Path | None:

@@ -431,6 +431,7 @@ class RemoteInstance:
             computed_tokens=context - cached + tokens - 1,
             preemptions=0,
             weight_version=self._version,
+            top_logprobs=written.top_logprobs,
         )
 
     def _name(self) -> str:

@@ -98,7 +98,6 @@ class Generated(Struct):
 class Sglang:
     """A server of SGLang."""
 
-    controls = CONTROLS
     max_temperature: float | None = None
 
     def __init__(self, connection: Connection) -> None:
@@ -125,6 +124,7 @@ class Sglang:
             max_running=info.max_running_requests or 0,
             shares_prompts=not info.disable_radix_cache,
             tokens_of_text=await self._tokens_of_text(),
+            controls=CONTROLS,
             lacks=tuple(lacks),
         )
 
@@ -180,7 +180,7 @@ class Sglang:
             [logprob for logprob, _, _ in pairs],
             meta.finish_reason.type,
             meta.cached_tokens,
-            (meta.weight_version,) if meta.weight_version else (),
+            versions=(meta.weight_version,) if meta.weight_version else (),
         )
 
     async def end(self, names: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from seer_core.model.arrays import LEAST_LOGPROB, TopLogprobs
 from seer_core.ports.engine import ChunkJob
 from seer_remote.connection import Connection, Malformed, Refused, Unreachable
 from seer_remote.dialect import TEXT, Load, ServerFacts, Unsupported, Written, plain_sampling, read
@@ -22,17 +23,23 @@ CONTROLS = (
     "min_tokens",
     "stop_token_ids",
     "ignore_eos",
+    "top_logprobs",
 )
 """What depends on the tokens before a place, and not on where the chunk begins.
 
-Stop strings, structured outputs, and the penalties for what the response has, do: vLLM sees a chunk's context
-as a prompt.
+Stop strings, structured outputs, bad words, and the penalties for what the response has, do: vLLM sees a
+chunk's context as a prompt.
 """
+
+KEYED_CONTROLS = ("presence_penalty", "frequency_penalty", "bad_words")
+"""What does not either, where ``seer-vllm`` samples: it is sent where the prompt ends."""
 
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
 NO_TOKEN = 2**31 - 1
 """A token that no vocabulary has: vLLM refuses a bias for it by naming the vocabulary's size."""
+KEYED = "Seer samples by key"
+"""So ``seer-vllm`` answers ``extra_args`` that have ``seer``."""
 VOCABULARY = re.compile(r"[Vv]ocabulary size: (\d+)")
 SLOW_S = 60.0
 """How long vLLM may take to describe its machine."""
@@ -111,6 +118,8 @@ class Probability(Struct):
     """A token's log-prob."""
 
     logprob: float
+    token_id: int = -1
+    top_logprobs: list[Probability] = []
 
 
 class Probabilities(Struct):
@@ -146,6 +155,7 @@ class TokenLogprobs(Struct):
     """Log-probs of a completion's tokens."""
 
     token_logprobs: list[float]
+    top_logprobs: list[dict[str, float] | None] | None = None
 
 
 class CompletionChoice(Struct):
@@ -167,7 +177,6 @@ class Completed(Struct):
 class Vllm:
     """A ``vllm serve``."""
 
-    controls = CONTROLS
     max_temperature: float | None = 2.0
 
     def __init__(self, connection: Connection) -> None:
@@ -186,7 +195,7 @@ class Vllm:
         model = models[0]
         self._model = model.id
         kv_tokens, block_tokens, shares = _cache(await ask.get("/metrics"))
-        self._scale_out, vocab_size = await self._find_generate()
+        self._scale_out, vocab_size, keyed = await self._find_generate()
         info = await self._optional(Info, "/server_info?config_format=json", SLOW_S)
         self._developer = info is not None
         lacks = [] if self._scale_out else [SCALE_OUT]
@@ -201,6 +210,7 @@ class Vllm:
             max_running=0 if info is None else info.vllm_config.scheduler_config.max_num_seqs,
             shares_prompts=shares,
             tokens_of_text=await self._tokens_of_text(),
+            controls=CONTROLS + KEYED_CONTROLS if keyed else CONTROLS,
             lacks=tuple(lacks),
         )
 
@@ -232,7 +242,7 @@ class Vllm:
         self, name: str, job: ChunkJob, tokens: Sequence[int], most: int, seed: int | None, salt: str
     ) -> Written:
         """Have a chunk written."""
-        how = self._sampling(job, tokens, most, seed)
+        how, width = self._sampling(job, tokens, most, seed), job.sampling.top_logprobs
         if self._scale_out:
             body = {"request_id": name, "token_ids": tokens, "sampling_params": how, "cache_salt": salt}
             answer = read(Generated, await self.connection.post(GENERATE, body, None), "a chunk")
@@ -244,6 +254,7 @@ class Vllm:
                 [each.logprob for each in content],
                 choice.finish_reason or "",
                 _cached(answer.usage),
+                _most_probable(width, [[(a.token_id, a.logprob) for a in b.top_logprobs] for b in content]),
                 tuple(each.version for each in choice.weight_versions or ()),
             )
         body = how | {
@@ -259,7 +270,15 @@ class Vllm:
         if response.token_ids is None:
             raise Malformed("it returns no token ids; take a vLLM of 0.10.2 or later")
         logprobs = [] if response.logprobs is None else response.logprobs.token_logprobs
-        return Written(response.token_ids, logprobs, response.finish_reason or "", _cached(found.usage))
+        tops = None if response.logprobs is None else response.logprobs.top_logprobs
+        pairs = [[(_token(name), each) for name, each in (top or {}).items()] for top in tops or ()]
+        return Written(
+            response.token_ids,
+            logprobs,
+            response.finish_reason or "",
+            _cached(found.usage),
+            _most_probable(width, pairs),
+        )
 
     async def end(self, names: Sequence[str]) -> None:
         """Abort requests: their answers come with what they have."""
@@ -287,14 +306,24 @@ class Vllm:
         how = job.sampling
         given = plain_sampling(job) | {
             "top_k": how.top_k,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
+            "presence_penalty": how.presence_penalty,
+            "frequency_penalty": how.frequency_penalty,
             "max_tokens": most,
             "min_tokens": min(most, max(0, how.min_tokens - len(tokens) + job.context_tokens)),
-            "logprobs": 0,
+            # The token itself comes first, and pushes out the last of the most probable ones.
+            "logprobs": how.top_logprobs + 1 if how.top_logprobs else 0,
         }
+        extra: dict[str, Any] = {}
+        if how.presence_penalty or how.frequency_penalty or how.bad_words:
+            extra["context_tokens"] = job.context_tokens
+        if how.bad_words:
+            extra["bad_words"] = " ".join(",".join(map(str, word)) for word in how.bad_words)
+        if extra:
+            given["extra_args" if self._scale_out else "vllm_xargs"] = extra
         if self._scale_out:
             given["detokenize"] = False
+        else:
+            given["return_tokens_as_token_ids"] = True
         if how.logit_bias:
             given["logit_bias"] = {str(token): bias for token, bias in how.logit_bias.items()}
         if how.allowed_token_ids:
@@ -303,11 +332,11 @@ class Vllm:
             given["seed"] = seed
         return given
 
-    async def _find_generate(self) -> tuple[bool, int]:
-        """Return whether there is a route for tokens, and the size of the vocabulary."""
+    async def _find_generate(self) -> tuple[bool, int, bool]:
+        """Return whether it has a route for tokens, the vocabulary's size, and whether Seer samples there."""
         bad = {"max_tokens": 1, "logit_bias": {str(NO_TOKEN): 0.0}}
-        tokens: dict[str, Any] = {"token_ids": [1], "sampling_params": bad}
-        prompt = bad | {"model": self._model, "prompt": [1]}
+        tokens = {"token_ids": [1], "sampling_params": bad | {"extra_args": {"seer": 1}}}
+        prompt = bad | {"model": self._model, "prompt": [1], "vllm_xargs": {"seer": 1}}
         for path, body in ((GENERATE, tokens), (COMPLETIONS, prompt)):
             try:
                 await self.connection.post(path, body)
@@ -315,7 +344,7 @@ class Vllm:
                 if path == GENERATE and error.status in (403, 404):
                     continue
                 if (found := VOCABULARY.search(error.text)) is not None:
-                    return path == GENERATE, int(found[1])
+                    return path == GENERATE, int(found[1]), KEYED in error.text
                 raise
         raise Malformed("it does not say how large the vocabulary is")
 
@@ -339,6 +368,33 @@ class Vllm:
             raise Malformed(f"it answers request {found!r} where {wanted!r} was asked for")
         if len(choices) != 1:
             raise Malformed(f"it answers with {len(choices)} responses in place of one")
+
+
+def _most_probable(width: int, places: Sequence[Sequence[tuple[int, float]]]) -> TopLogprobs | None:
+    """Return the most probable tokens at each place, which come with the token itself somewhere among them.
+
+    Raises:
+        Malformed: there are too few.
+    """
+    if not width:
+        return None
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    for pairs in places:
+        best = sorted(pairs, key=lambda pair: -pair[1])[:width]
+        if len(best) < width:
+            raise Malformed(f"it reports {len(best)} of the {width} most probable tokens")
+        tokens += [token for token, _ in best]
+        logprobs += [max(logprob, LEAST_LOGPROB) for _, logprob in best]
+    return TopLogprobs(width, tokens, logprobs)
+
+
+def _token(name: str) -> int:
+    """Return the token that a completion names as ``token_id:N``."""
+    digits = name.removeprefix("token_id:")
+    if not digits.isdigit():
+        raise Malformed(f"it names a token {name!r}, not by its id")
+    return int(digits)
 
 
 def _cached(usage: Usage | None) -> int:

@@ -34,6 +34,7 @@ class FakeVllm:
         self.developer = True
         self.paused = False
         self.token = ""
+        self.keyed_package = False
         self.kv = True
         self.token_s = 0.0
         self.spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
@@ -140,7 +141,10 @@ class FakeVllm:
         if isinstance(written, web.Response):
             return written
         tokens, logprobs, reason = written
-        content = [{"token_id": a, "logprob": b} for a, b in zip(tokens, logprobs, strict=True)]
+        content = [
+            {"token_id": a, "logprob": b, "top_logprobs": self._tops(a, b, how["logprobs"])}
+            for a, b in zip(tokens, logprobs, strict=True)
+        ]
         choice = {
             "token_ids": tokens,
             "finish_reason": reason,
@@ -149,6 +153,12 @@ class FakeVllm:
         }
         answer = self.spoil({"request_id": name, "choices": [choice], "usage": None})
         return answer if isinstance(answer, web.StreamResponse) else web.json_response(answer)
+
+    def _tops(self, token: int, logprob: float, wanted: int) -> list[dict[str, Any]]:
+        """Return the token itself, and behind it the most probable ones, as many as vLLM returns in all."""
+        others = [each for each in range(wanted + 1) if each != token]
+        pairs = [(token, logprob), *((each, -0.01 * (each + 1)) for each in others)]
+        return [{"token_id": a, "logprob": b} for a, b in pairs[: max(1, wanted)]]
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -165,7 +175,9 @@ class FakeVllm:
     ) -> tuple[list[int], list[float], str] | web.Response:
         for token in how.get("logit_bias", {}):
             if not 0 <= int(token) < self.vocab:
-                message = f"token_id(s) [{token}] are out. Vocabulary size: {self.vocab}"
+                ours = self.keyed_package and "seer" in how["extra_args"]
+                fact = "Seer samples by key" if ours else f"token_id(s) [{token}] are out"
+                message = f"{fact}. Vocabulary size: {self.vocab}"
                 return web.json_response({"error": {"message": message}}, status=400)
         self.requests.append(body)
         if self.before is not None:

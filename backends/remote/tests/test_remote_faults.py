@@ -10,7 +10,7 @@ from aiohttp import web
 from seer_testing import EngineContract
 
 from seer_core import Runtime
-from seer_core.errors import ConfigError, EngineError
+from seer_core.errors import ConfigError, EngineError, PromptError
 from seer_core.model import Sampling
 from seer_core.plugins.config import RestartsTable, SeerTable
 from seer_core.plugins.loading import Assembly, Strategies
@@ -404,6 +404,39 @@ def test_a_silent_server_counts_as_lost(fake, fleet_of):
     result = asyncio.run(roll_out(fleet))
     assert responses(result) == whole
     assert result.summary.instances_lost == 1
+
+
+# Controls.
+
+
+def test_controls_that_hold_over_chunks_are_sent_with_what_they_need(fake, fleet_of):
+    server = fake(keyed_package=True)
+    fleet = fleet_of(server)
+    prompt = PROMPTS[0] | {"n": 1, "min_tokens": 10, "logit_bias": {"5": 1.5}, "presence_penalty": 0.5}
+    asyncio.run(roll_out(fleet, [prompt]))
+    [sent] = [each for each in server.requests if len(each["token_ids"]) == 4]
+    how = sent["sampling_params"]
+    assert how["min_tokens"] == 10
+    assert how["logit_bias"] == {"5": 1.5}
+    assert how["presence_penalty"] == 0.5
+    assert how["extra_args"] == {"context_tokens": 4}
+
+
+def test_controls_of_our_sampler_are_refused_where_it_is_not(fake, fleet_of):
+    with pytest.raises(PromptError, match="presence_penalty"):
+        asyncio.run(roll_out(fleet_of(fake()), [PROMPTS[0] | {"presence_penalty": 0.5}]))
+
+
+def test_a_server_with_our_sampler_and_one_without_are_no_siblings(fake, fleet_of):
+    assert "has the controls" in refusal(fleet_of(fake(keyed_package=True), fake()))
+
+
+def test_the_most_probable_tokens_come_without_the_token_itself(fake, fleet_of):
+    result = asyncio.run(roll_out(fleet_of(fake()), [PROMPTS[0] | {"top_logprobs": 2}]))
+    for completion in result.completions:
+        assert completion.top_logprobs is not None
+        for token, pairs in zip(completion.token_ids, completion.top_logprobs, strict=True):
+            assert [each for each, _ in pairs] == [each for each in range(3) if each != token][:2]
 
 
 # Settings.

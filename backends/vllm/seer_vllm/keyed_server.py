@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from seer_vllm import KEYED_SERVER as VARIABLE
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-OURS = ("seed", "context_tokens", "request", "sampling")
+OURS = ("seed", "context_tokens", "bad_words", "request", "sampling")
 """What Seer's samplers read of ``extra_args``, which a client may fill as it likes."""
 
 _registered = False
@@ -72,6 +73,10 @@ def _check_requests(params_class: Any) -> None:
     def verify(self: Any, *arguments: Any, **named: Any) -> Any:
         if self.thinking_token_budget is not None and self.thinking_token_budget >= 0:
             raise ValueError(f"thinking_token_budget does not go together with {VARIABLE}")
+        if "seer" in (self.extra_args or {}):
+            config = arguments[0] if arguments else named["model_config"]
+            raise ValueError(f"Seer samples by key. Vocabulary size: {config.get_vocab_size()}")
+        _bad_words(self.extra_args or {})
         for name in ("seed", "context_tokens"):
             given = (self.extra_args or {}).get(name)
             if given is not None and not (isinstance(given, int) and -(2**63) <= given < 2**63):
@@ -79,6 +84,19 @@ def _check_requests(params_class: Any) -> None:
         return original(self, *arguments, **named)
 
     params_class.verify = verify
+
+
+def _bad_words(extra: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """Return the words that a client gives as token ids: ``1,2 3`` are two.
+
+    Raises:
+        ValueError: it gives something else.
+    """
+    text = extra.get("bad_words", "")
+    try:
+        return tuple(tuple(map(int, word.split(","))) for word in text.split())
+    except (AttributeError, ValueError) as error:
+        raise ValueError("extra_args.bad_words has no token ids, as in '1,2 3'") from error
 
 
 def _prepare(params: SamplingParams, request_id: str, prompt_tokens: int) -> None:
@@ -93,6 +111,7 @@ def _prepare(params: SamplingParams, request_id: str, prompt_tokens: int) -> Non
         seed = secrets.randbits(63) if params.seed is None else params.seed
     if not isinstance(context_tokens, int) or not 0 < context_tokens <= prompt_tokens:
         context_tokens = prompt_tokens
+    bad_words = _bad_words(params.extra_args or {})
     sampling = Sampling(
         min_p=params.min_p,
         repetition_penalty=params.repetition_penalty,
@@ -100,7 +119,7 @@ def _prepare(params: SamplingParams, request_id: str, prompt_tokens: int) -> Non
         frequency_penalty=params.frequency_penalty,
         logit_bias=dict(params.logit_bias or {}),
         allowed_token_ids=tuple(params.allowed_token_ids or ()),
-        bad_words=tuple(tuple(word) for word in params.bad_words_token_ids or ()),
+        bad_words=(*bad_words, *(tuple(word) for word in params.bad_words_token_ids or ())),
         min_tokens=params.min_tokens,
     )  # vLLM itself masks logits for structured outputs
     if sampling.changes_logits:
