@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -95,12 +96,14 @@ class RemoteFleet:
         self.poll_s = poll_s
         self.silence_timeout_s = silence_timeout_s
         self.version = 0
-        self.likeness: dict[int, Likeness] = {}
         self.clock: Clock = RealClock()
         self._kind, self._make, self._connect, self._watch = kind, make, connect, watch
         self._model_dir = model_dir
         self._start_timeout_s = start_timeout_s
         self._reader = reader
+        self._token = token_hex(4)
+        self._marks: dict[int, list[Likeness]] = {}
+        """Of each version of the weights: one server of each kind, of which there should be one."""
         self._asking = threading.Lock()
         self._names: dict[str, str] = {}
         self._first: tuple[str, ServerFacts] | None = None
@@ -151,6 +154,21 @@ class RemoteFleet:
                 f"the servers at {url} and {other_url} have different tokenizers; give them the same, or"
                 " leave one out of urls"
             )
+
+    def mark(self, version: int, marks: Likeness) -> tuple[str, str]:
+        """Return a fingerprint, which servers that may have the same weights have in common.
+
+        And why it is not that of the first server with this version; empty if it is.
+        """
+        kinds = self._marks.setdefault(version, [])
+        flaws = [marks.flaw(each) for each in kinds]
+        number = flaws.index("") if "" in flaws else len(kinds)
+        if number == len(kinds):
+            kinds.append(marks)
+        for old in [each for each in self._marks if each < version]:
+            del self._marks[old]
+        # Another process's are not compared with these: its recipe, before the colon, has another token.
+        return f"served-{self._token}:{version}.{number}", flaws[0] if number else ""
 
     async def follow(
         self,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from secrets import token_hex
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -56,8 +56,13 @@ class Siblings(Protocol):
     silence_timeout_s: float
     version: int
     """The version of the weights that the others have."""
-    likeness: dict[int, Likeness]
-    """The marks of each version of the weights, from the first server that has it."""
+
+    def mark(self, version: int, marks: Likeness) -> tuple[str, str]:
+        """Return a fingerprint, which servers that may have the same weights have in common.
+
+        And why it is not that of the first server with this version; empty if it is.
+        """
+        ...
 
     async def ready(self) -> None:
         """Wait until the first server has said what all are to serve."""
@@ -94,7 +99,7 @@ class RemoteInstance:
         """The ids under which the server has running chunks, by ours."""
         self._ending: set[str] = set()
         """Running chunks that are to end now."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ender: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._run = token_hex(4)
         self._requests = 0
@@ -142,7 +147,12 @@ class RemoteInstance:
             level = await self._level_of(self._siblings.sampling)
             self._version = 0
             if not self._siblings.version:  # or else the runtime looks, by ``update_weights``
-                await self._expect_likeness(0)
+                _, flaw = await self._look(0)
+                if flaw:
+                    raise EngineError(
+                        f"instance {self.id!r} does not serve the weights that others do: {flaw}; load them"
+                        " there, or start it anew"
+                    )
         except Unreachable as error:
             self._short_lives += 1
             await self._down()
@@ -211,11 +221,10 @@ class RemoteInstance:
 
     async def _down(self) -> None:
         self._sink = None
-        tasks = [*self._jobs.values(), *self._tasks, *self._tests.values()]
-        if self._watching is not None:
-            tasks.append(self._watching)
-        self._watching = None
-        for table in (self._jobs, self._names, self._ending, self._tasks):
+        others = (each for each in (self._watching, self._ender) if each is not None)
+        tasks = [*self._jobs.values(), *self._tests.values(), *others]
+        self._watching = self._ender = None
+        for table in (self._jobs, self._names, self._ending):
             table.clear()
         tasks = [each for each in tasks if each is not asyncio.current_task()]
         for task in tasks:
@@ -291,21 +300,15 @@ class RemoteInstance:
             raise Malformed(f"it ended a test after {len(written.token_ids)} of {most} tokens")
         return written
 
-    async def _expect_likeness(self, version: int) -> None:
-        """Note the marks of the server's weights, and compare them with those of the others.
-
-        Raises:
-            EngineError: they are others.
-        """
+    async def _look(self, version: int) -> tuple[str, str]:
+        """Note the marks of the server's weights; return as ``Siblings.mark``."""
         assert self._facts is not None
-        mine = await look(self._try, self._facts.vocab_size, self.address, self._noise)
-        first = self._siblings.likeness.setdefault(version, mine)
-        if first.url != self.address and (flaw := mine.flaw(first)):
-            raise EngineError(
-                f"instance {self.id!r} does not serve version {version} of the weights as others do: {flaw};"
-                " load them there, or start it anew"
-            )
-        self._label = mine.label
+        marks = await look(self._try, self._facts.vocab_size, self.address, self._noise)
+        self._label = marks.label
+        fingerprint, flaw = self._siblings.mark(version, marks)
+        if flaw:
+            log.warning("weights_differ", instance=self.id, version=version, flaw=flaw)
+        return fingerprint, flaw
 
     # Chunks.
 
@@ -326,10 +329,9 @@ class RemoteInstance:
         """Have the server end it; its answer has what was written."""
         if job_id not in self._jobs:
             return
-        first = not self._ending
         self._ending.add(job_id)
-        if first:
-            self._spawn(self._end())
+        if self._ender is None or self._ender.done():
+            self._ender = asyncio.create_task(self._end())
 
     async def _end(self) -> None:
         """Ask until each chunk has ended: the server may not have had it at the first time."""
@@ -467,7 +469,7 @@ class RemoteInstance:
         """Have the server load a directory, or look whether its owner has loaded new weights.
 
         Raises:
-            EngineError: it cannot, or does not serve what the others do.
+            EngineError: it cannot; it was lost.
         """
         self._expect_idle("load weights")
         try:
@@ -478,7 +480,7 @@ class RemoteInstance:
                     )
                 await self.dialect.load_weights(source.directory, version)
             self._turns += 1  # the look uses no KV of the old ones
-            await self._expect_likeness(version)
+            fingerprint, _ = await self._look(version)
         except Unsupported as error:
             raise EngineError(f"instance {self.id!r}, the server at {self.address}: {error}") from error
         except (Refused, Malformed) as error:
@@ -486,10 +488,8 @@ class RemoteInstance:
         except Unreachable as error:
             self._lost(str(error))
             raise EngineError(f"instance {self.id!r} was lost: {error}") from error
-        for old in [each for each in self._siblings.likeness if each < version]:
-            del self._siblings.likeness[old]
         self._version = self._siblings.version = version
-        return None
+        return fingerprint
 
     async def sleep(self) -> int:
         """Take no more chunks; the server's memory is its owner's."""
@@ -558,8 +558,3 @@ class RemoteInstance:
         for task in jobs:
             task.cancel()
         sink.lost(self.id, f"the server at {self.address}: {reason}")
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

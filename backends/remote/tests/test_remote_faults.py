@@ -215,7 +215,7 @@ def test_a_server_that_returns_with_other_weights_is_refused(fake, fleet_of):
             await aeventually(lambda: "remote-1" in runtime._fleet.failed)
             return runtime._fleet.failed["remote-1"]
 
-    assert "does not serve version 0 of the weights as others do" in asyncio.run(play())
+    assert "does not serve the weights that others do" in asyncio.run(play())
 
 
 def test_an_answer_by_other_weights_is_not_taken(fake, fleet_of):
@@ -292,6 +292,23 @@ def test_new_weights_of_the_owner_s_are_looked_at(fake, fleet_of):
             assert len(runtime.alive) == 1
 
     asyncio.run(play())
+
+
+def test_servers_that_were_left_out_of_an_update_are_outvoted(fake, fleet_of):
+    one, two, three = fake(), fake(), fake()
+    fleet = fleet_of(one, two, three)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            for server in (two, three):
+                server.weights = 2
+            await runtime.weights_changed()
+            left = set(runtime.alive)
+            one.weights = 2
+            await aeventually(lambda: len(runtime.alive) == 3 or "remote-0" in runtime._fleet.failed)
+            return left
+
+    assert asyncio.run(play()) == {"remote-1", "remote-2"}
 
 
 def test_a_server_that_cannot_load_weights_names_what_is_missing(fake, fleet_of, tmp_path):
