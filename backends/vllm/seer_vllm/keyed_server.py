@@ -68,19 +68,28 @@ def _wrap(runner_class: Any, install: Any) -> None:
 
 def _check_requests(params_class: Any) -> None:
     """Refuse requests that keyed sampling does not serve, where vLLM refuses others."""
+    from vllm.exceptions import VLLMValidationError
+
     original = params_class.verify
 
     def verify(self: Any, *arguments: Any, **named: Any) -> Any:
+        extra = self.extra_args or {}
+        config = arguments[0] if arguments else named["model_config"]
+        vocab_size = config.get_vocab_size()
+        if "seer" in extra:
+            raise VLLMValidationError(f"Seer samples by key. Vocabulary size: {vocab_size}")
         if self.thinking_token_budget is not None and self.thinking_token_budget >= 0:
-            raise ValueError(f"thinking_token_budget does not go together with {VARIABLE}")
-        if "seer" in (self.extra_args or {}):
-            config = arguments[0] if arguments else named["model_config"]
-            raise ValueError(f"Seer samples by key. Vocabulary size: {config.get_vocab_size()}")
-        _bad_words(self.extra_args or {})
+            raise VLLMValidationError(f"thinking_token_budget does not go together with {VARIABLE}")
         for name in ("seed", "context_tokens"):
-            given = (self.extra_args or {}).get(name)
+            given = extra.get(name)
             if given is not None and not (isinstance(given, int) and -(2**63) <= given < 2**63):
-                raise ValueError(f"extra_args.{name} is {given!r}; it must be an integer of 64 bits")
+                raise VLLMValidationError(f"extra_args.{name} is {given!r}; give an integer of 64 bits")
+        try:
+            words = _bad_words(extra)
+        except ValueError as error:
+            raise VLLMValidationError("extra_args.bad_words has no token ids, as in '1,2 3'") from error
+        if any(not 0 <= token < vocab_size for word in words for token in word):
+            raise VLLMValidationError(f"extra_args.bad_words goes beyond the vocabulary of {vocab_size}")
         return original(self, *arguments, **named)
 
     params_class.verify = verify
@@ -92,11 +101,8 @@ def _bad_words(extra: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     Raises:
         ValueError: it gives something else.
     """
-    text = extra.get("bad_words", "")
-    try:
-        return tuple(tuple(map(int, word.split(","))) for word in text.split())
-    except (AttributeError, ValueError) as error:
-        raise ValueError("extra_args.bad_words has no token ids, as in '1,2 3'") from error
+    text = str(extra.get("bad_words", ""))
+    return tuple(tuple(map(int, word.split(","))) for word in text.split())
 
 
 def _prepare(params: SamplingParams, request_id: str, prompt_tokens: int) -> None:
