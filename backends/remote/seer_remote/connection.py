@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from typing import Any, NoReturn
 
@@ -71,6 +72,7 @@ class Connection:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+            await asyncio.sleep(0)  # its sockets close in the loop's next turn
 
     async def get(self, path: str, limit_s: float = 10.0) -> bytes:
         """Return the body of an answer; raises as ``post``."""

@@ -19,6 +19,7 @@ from seer_remote.dialect import Written
 
 __all__ = [
     "LEVELS",
+    "PROMPT_TOKENS",
     "Finding",
     "Likeness",
     "Write",

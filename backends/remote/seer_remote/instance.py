@@ -19,7 +19,7 @@ from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import OWNER, WeightSpec
 from seer_remote.connection import Connection, Malformed, Refused, Unreachable
 from seer_remote.dialect import Dialect, ServerFacts, Unsupported, Written, checked
-from seer_remote.exactness import LEVELS, Likeness, examine, look, seed_of, shape_of
+from seer_remote.exactness import LEVELS, PROMPT_TOKENS, Likeness, examine, look, seed_of, shape_of
 
 __all__ = ["RemoteInstance", "Siblings"]
 
@@ -100,6 +100,8 @@ class RemoteInstance:
         self._ending: set[str] = set()
         """Running chunks that are to end now."""
         self._ender: asyncio.Task[None] | None = None
+        self._dropped: set[asyncio.Task[None]] = set()
+        """Chunks that are not wanted any more, while their connections close."""
         self._watching: asyncio.Task[None] | None = None
         self._run = token_hex(4)
         self._requests = 0
@@ -222,7 +224,7 @@ class RemoteInstance:
     async def _down(self) -> None:
         self._sink = None
         others = (each for each in (self._watching, self._ender) if each is not None)
-        tasks = [*self._jobs.values(), *self._tests.values(), *others]
+        tasks = [*self._jobs.values(), *self._dropped, *self._tests.values(), *others]
         self._watching = self._ender = None
         for table in (self._jobs, self._names, self._ending):
             table.clear()
@@ -294,7 +296,7 @@ class RemoteInstance:
     async def _try(self, sampling: Sampling, tokens: Sequence[int], most: int, seed: int | None) -> Written:
         """Have the server write for a test."""
         assert self._facts is not None
-        job = ChunkJob("", "", "", list(tokens), len(tokens), most, sampling, seed or 0, 0)
+        job = ChunkJob("", "", "", list(tokens), PROMPT_TOKENS, most, sampling, seed or 0, 0)
         written = await self._send(self._name(), job, tokens, most, seed)
         if len(written.token_ids) < most:
             raise Malformed(f"it ended a test after {len(written.token_ids)} of {most} tokens")
@@ -323,7 +325,12 @@ class RemoteInstance:
         self._names.pop(job_id, None)
         self._ending.discard(job_id)
         if task is not None:
-            task.cancel()
+            self._drop(task)
+
+    def _drop(self, task: asyncio.Task[None]) -> None:
+        self._dropped.add(task)
+        task.add_done_callback(self._dropped.discard)
+        task.cancel()
 
     def end_chunk(self, job_id: str) -> None:
         """Have the server end it; its answer has what was written."""
@@ -556,5 +563,5 @@ class RemoteInstance:
         jobs = [each for each in self._jobs.values() if each is not asyncio.current_task()]
         self._jobs.clear()
         for task in jobs:
-            task.cancel()
+            self._drop(task)
         sink.lost(self.id, f"the server at {self.address}: {reason}")

@@ -13,10 +13,24 @@ from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.engine
 
+CONTROLS = [
+    {},
+    {"presence_penalty": 1.5, "frequency_penalty": -0.5, "repetition_penalty": 1.2},
+    {"min_p": 0.05, "logit_bias": {"5": 3.0, "6": 3.0}, "bad_words": [[5, 6], [7]], "top_logprobs": 2},
+    {
+        "temperature": 0.9,
+        "top_p": 0.95,
+        "top_k": 40,
+        "allowed_token_ids": list(range(3, 90)),
+        "min_tokens": 30,
+    },
+]
 PROMPTS = [
     {"group_id": f"g{i}", "prompt": " ".join(f"w{3 + (i * 31 + j * 7) % 120}" for j in range(20)), "n": 4}
-    for i in range(4)
+    | more
+    for i, more in enumerate(CONTROLS)
 ]
+PLAIN = [{name: each[name] for name in ("group_id", "prompt", "n")} for each in PROMPTS]
 
 
 @pytest.fixture
@@ -56,6 +70,14 @@ def logprobs(result):
     ]
 
 
+def tops(result):
+    return {
+        each.request_id: [[token for token, _ in place] for place in each.top_logprobs]
+        for each in result.completions
+        if each.top_logprobs is not None
+    }
+
+
 class TestVllmServers(EngineContract):
     """Two of them keep the contract of engines."""
 
@@ -87,13 +109,14 @@ def test_responses_are_those_of_seer_s_own_engine_whole_or_divided(pair, session
         assert responses(found) == responses(wanted)
         assert logprobs(found) == pytest.approx(logprobs(wanted), abs=1e-4)
         assert found.summary.exactness == "exact"
+        assert tops(found) == tops(wanted)
     assert found.summary.chunks == 16 * 5
 
 
 def test_a_killed_server_costs_no_response_and_is_taken_in_again(pair, session_of, models):
     urls = [server.url for server in pair]
-    long = [prompt | {"max_tokens": 400} for prompt in PROMPTS]
-    short = PROMPTS[0] | {"group_id": "short", "max_tokens": 4, "n": 1}
+    long = [prompt | {"max_tokens": 400} for prompt in PLAIN]
+    short = PLAIN[0] | {"group_id": "short", "max_tokens": 4, "n": 1}
     with session_of("remote", 16, urls=urls) as session:
         session.update_weights(models[0])
         whole = session.rollout([*long, short], 0)
@@ -124,7 +147,7 @@ def test_a_stock_server_is_refused_by_default_and_serves_a_run_that_requires_les
     results = []
     for _ in range(2):
         with session_of("remote", 32, urls=[server.url], require="reproducible") as session:
-            results.append(session.rollout(PROMPTS, 0))
+            results.append(session.rollout(PLAIN, 0))
             with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
                 session.update_weights(models[1])
     assert responses(results[0]) == responses(results[1])
