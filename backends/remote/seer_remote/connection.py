@@ -10,7 +10,7 @@ import aiohttp
 import attrs
 import msgspec
 
-__all__ = ["UNAUTHORIZED", "Connection", "Malformed", "Refused", "Unreachable"]
+__all__ = ["UNAUTHORIZED", "Connection", "Malformed", "RefusedCall", "Unreachable"]
 
 KEEP_S = 3.0
 """How long an idle connection is kept: less than the 5 s after which uvicorn closes it."""
@@ -28,7 +28,7 @@ class Unreachable(Exception):
     """The server has not answered, or not to the end."""
 
 
-class Refused(Exception):
+class RefusedCall(Exception):
     """The server has answered with an error; ``status`` is HTTP's."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -83,7 +83,7 @@ class Connection:
 
         Raises:
             Unreachable: there was no answer, or half of one.
-            Refused: its status is an error's.
+            RefusedCall: its status is an error's.
         """
         return await self._ask("POST", path, msgspec.json.encode(body), limit_s)
 
@@ -119,7 +119,7 @@ class Connection:
         if status == UNAUTHORIZED:
             known = "not the one that it was given" if self.token else "a token"
             text = f"it wants {known}: name it in token_env or token_file of [engine.remote]"
-        raise Refused(status, text)
+        raise RefusedCall(status, text)
 
 
 def _described(error: BaseException) -> str:

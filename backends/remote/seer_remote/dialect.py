@@ -15,10 +15,10 @@ from seer_remote.connection import Connection, Malformed
 __all__ = [
     "TEXT",
     "Dialect",
-    "Load",
+    "ServerChunk",
     "ServerFacts",
+    "ServerLoad",
     "Unsupported",
-    "Written",
     "checked",
     "plain_sampling",
     "read",
@@ -59,7 +59,7 @@ class ServerFacts(msgspec.Struct, frozen=True):
     """What it cannot do as it was started, and how it could, in sentences."""
 
 
-class Load(msgspec.Struct, frozen=True):
+class ServerLoad(msgspec.Struct, frozen=True):
     """How busy a server is, by all its clients."""
 
     running: int
@@ -71,7 +71,7 @@ class Load(msgspec.Struct, frozen=True):
     """Whether its owner has paused it or put it to sleep."""
 
 
-class Written(msgspec.Struct):
+class ServerChunk(msgspec.Struct):
     """A server's answer to a chunk."""
 
     token_ids: list[int]
@@ -103,13 +103,13 @@ class Dialect(Protocol):
         """Return whether it answers."""
         ...
 
-    async def load(self) -> Load:
+    async def load(self) -> ServerLoad:
         """Return how busy it is."""
         ...
 
     async def write(
         self, name: str, job: ChunkJob, tokens: Sequence[int], most: int, seed: int | None, salt: str
-    ) -> Written:
+    ) -> ServerChunk:
         """Have at ``most`` so many tokens written after ``tokens``, under the request id ``name``."""
         ...
 
@@ -134,7 +134,7 @@ def read(kind: type[T], body: bytes, what: str) -> T:
         raise Malformed(f"its answer to {what} is none: {error}") from error
 
 
-def checked(written: Written, most: int, vocab_size: int) -> Written:
+def checked(written: ServerChunk, most: int, vocab_size: int) -> ServerChunk:
     """Return an answer in which everything is as it must be.
 
     Raises:

@@ -15,12 +15,12 @@ from msgspec import Struct, structs
 
 from seer_core.model import Exactness, Sampling
 from seer_remote.connection import Malformed
-from seer_remote.dialect import Written
+from seer_remote.dialect import ServerChunk
 
 __all__ = [
     "LEVELS",
     "PROMPT_TOKENS",
-    "Finding",
+    "LevelFinding",
     "Likeness",
     "Write",
     "chunk_seed",
@@ -33,7 +33,7 @@ __all__ = [
 LEVELS: tuple[Exactness, ...] = ("distributed", "reproducible", "exact")
 """The weakest first."""
 
-Write = Callable[[Sampling, Sequence[int], int, int | None], Coroutine[Any, Any, Written]]
+Write = Callable[[Sampling, Sequence[int], int, int | None], Coroutine[Any, Any, ServerChunk]]
 """Has a server write: sampling, tokens, how many more, seed."""
 
 PROMPT_TOKENS, FIRST_TOKENS, ALL_TOKENS = 17, 13, 40
@@ -54,7 +54,7 @@ NOISE = 20.0
 """Log-probs of the same weights differ by no more than so often what they differ by on one server."""
 
 
-class Finding(Struct, frozen=True):
+class LevelFinding(Struct, frozen=True):
     """A server's level for a sampling, and by how much the log-probs of its two ways differed, in nats."""
 
     level: Exactness
@@ -121,7 +121,7 @@ def _prompt(vocab_size: int) -> list[int]:
     return [(3 + place * 5) % vocab_size for place in range(PROMPT_TOKENS)]
 
 
-async def examine(write: Write, vocab_size: int, sampling: Sampling) -> Finding:
+async def examine(write: Write, vocab_size: int, sampling: Sampling) -> LevelFinding:
     """Test a server's level for a sampling; raises what ``write`` does, and Malformed."""
     hot = structs.replace(
         sampling,
@@ -153,8 +153,8 @@ async def examine(write: Write, vocab_size: int, sampling: Sampling) -> Finding:
         if not all(goes_on for _, goes_on, *_ in found) or sum(each[-1] for each in found) > LEAST_CHANCE:
             break
     if all(goes_on for _, goes_on, *_ in found):
-        return Finding("exact", max(noise for *_, noise, _ in found))
-    return Finding("reproducible" if all(repeats for repeats, *_ in found) else "distributed", 0.0)
+        return LevelFinding("exact", max(noise for *_, noise, _ in found))
+    return LevelFinding("reproducible" if all(repeats for repeats, *_ in found) else "distributed", 0.0)
 
 
 async def look(write: Write, vocab_size: int, url: str, noise: float) -> Likeness:

@@ -23,7 +23,7 @@ from seer_core.errors import ConfigError, EngineError, SeerError, quote
 from seer_core.model import Exactness, Sampling
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import Clock, InstanceClient, ModelInfo, Tokenizer
-from seer_remote.connection import Connection, Malformed, Refused, Unreachable
+from seer_remote.connection import Connection, Malformed, RefusedCall, Unreachable
 from seer_remote.dialect import TEXT, Dialect, ServerFacts
 from seer_remote.exactness import Likeness
 from seer_remote.instance import RemoteInstance
@@ -291,7 +291,7 @@ async def ask_all(
         try:
             facts = await dialect.facts()
             return facts if await dialect.healthy() else Unreachable("it is not healthy")
-        except (Unreachable, Refused, Malformed) as error:
+        except (Unreachable, RefusedCall, Malformed) as error:
             return error
         finally:
             await connection.close()

@@ -17,11 +17,11 @@ from seer_core.ports.drafting import Drafter, SiblingTokens, StepTimes
 from seer_core.ports.engine import ChunkJob, ChunkOutput, InstanceSink
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import OWNER, WeightSpec
-from seer_remote.connection import Connection, Malformed, Refused, Unreachable
-from seer_remote.dialect import Dialect, ServerFacts, Unsupported, Written, checked
+from seer_remote.connection import Connection, Malformed, RefusedCall, Unreachable
+from seer_remote.dialect import Dialect, ServerChunk, ServerFacts, Unsupported, checked
 from seer_remote.exactness import LEVELS, PROMPT_TOKENS, Likeness, examine, look, seed_of, shape_of
 
-__all__ = ["RemoteInstance", "Siblings"]
+__all__ = ["RemoteInstance", "SiblingServers"]
 
 log = structlog.get_logger("seer")
 
@@ -44,7 +44,7 @@ REMEDIES = {
 }
 
 
-class Siblings(Protocol):
+class SiblingServers(Protocol):
     """The fleet, as its instances see it."""
 
     require: Exactness
@@ -83,7 +83,7 @@ class RemoteInstance:
         id: str,
         kind: str,
         connection: Connection,
-        siblings: Siblings,
+        siblings: SiblingServers,
         make: Callable[[Connection], Dialect],
     ) -> None:
         self.id = id
@@ -161,7 +161,7 @@ class RemoteInstance:
             raise NoPlaceError(
                 f"instance {self.id!r}: no server answers at {self.address}: {error}"
             ) from error
-        except (Malformed, Refused) as error:
+        except (Malformed, RefusedCall) as error:
             await self._down()
             raise EngineError(
                 f"instance {self.id!r}: the server at {self.address} is of no use: {error}"
@@ -211,7 +211,7 @@ class RemoteInstance:
             return f"no server answers at {self.address}"
         try:
             paused = (await self.dialect.load()).paused
-        except (Unreachable, Refused, Malformed) as error:
+        except (Unreachable, RefusedCall, Malformed) as error:
             return f"the server at {self.address} is not ready: {error}"
         return f"the server at {self.address} is paused by its owner" if paused else ""
 
@@ -293,7 +293,9 @@ class RemoteInstance:
         self._levels[shape] = finding.level
         log.info("server_tested", instance=self.id, sampling=shape or "plain", exactness=finding.level)
 
-    async def _try(self, sampling: Sampling, tokens: Sequence[int], most: int, seed: int | None) -> Written:
+    async def _try(
+        self, sampling: Sampling, tokens: Sequence[int], most: int, seed: int | None
+    ) -> ServerChunk:
         """Have the server write for a test."""
         assert self._facts is not None
         job = ChunkJob("", "", "", list(tokens), PROMPT_TOKENS, most, sampling, seed or 0, 0)
@@ -303,7 +305,7 @@ class RemoteInstance:
         return written
 
     async def _look(self, version: int) -> tuple[str, str]:
-        """Note the marks of the server's weights; return as ``Siblings.mark``."""
+        """Note the marks of the server's weights; return as ``SiblingServers.mark``."""
         assert self._facts is not None
         marks = await look(self._try, self._facts.vocab_size, self.address, self._noise)
         self._label = marks.label
@@ -348,7 +350,7 @@ class RemoteInstance:
             if names:
                 try:
                     await self.dialect.end(names)
-                except (Refused, Unreachable) as error:
+                except (RefusedCall, Unreachable) as error:
                     log.warning("chunks_not_ended", instance=self.id, error=str(error))
             await asyncio.sleep(AGAIN_S)
 
@@ -361,7 +363,7 @@ class RemoteInstance:
         except Unreachable as error:
             self._lost(str(error))
             return
-        except (Refused, Malformed, EngineError) as error:
+        except (RefusedCall, Malformed, EngineError) as error:
             reason = str(error)
         finally:
             if self._jobs.get(job.id) is asyncio.current_task():
@@ -398,7 +400,7 @@ class RemoteInstance:
                 raise Malformed("it ended a response without a token")
             await asyncio.sleep(AGAIN_S)
 
-    async def _persist(self, name: str, job: ChunkJob, most: int, seed: int | None) -> Written:
+    async def _persist(self, name: str, job: ChunkJob, most: int, seed: int | None) -> ServerChunk:
         """Send a request, again where the connection breaks and the server lives, or has too much to do."""
         for tried in range(1, TRIES + 1):
             try:
@@ -406,7 +408,7 @@ class RemoteInstance:
             except Unreachable:
                 if tried == TRIES or not await self.dialect.healthy():
                     raise
-            except Refused as error:
+            except RefusedCall as error:
                 if error.status >= 500 and not await self.dialect.healthy():
                     raise Unreachable(str(error)) from error
                 if tried == TRIES or error.status not in OVERLOADED:
@@ -417,12 +419,12 @@ class RemoteInstance:
 
     async def _send(
         self, name: str, job: ChunkJob, tokens: Sequence[int], most: int, seed: int | None
-    ) -> Written:
+    ) -> ServerChunk:
         assert self._facts is not None
         written = await self.dialect.write(name, job, tokens, most, seed, self._salt)
         return checked(written, most, self._facts.vocab_size)
 
-    def _output(self, job: ChunkJob, written: Written) -> ChunkOutput:
+    def _output(self, job: ChunkJob, written: ServerChunk) -> ChunkOutput:
         if any(each != self._label for each in written.versions) and self._sink is not None:
             found = " and ".join(sorted(map(repr, set(written.versions))))
             raise Unreachable(
@@ -490,7 +492,7 @@ class RemoteInstance:
             fingerprint, _ = await self._look(version)
         except Unsupported as error:
             raise EngineError(f"instance {self.id!r}, the server at {self.address}: {error}") from error
-        except (Refused, Malformed) as error:
+        except (RefusedCall, Malformed) as error:
             raise EngineError(f"instance {self.id!r}, the server at {self.address}: {error}") from error
         except Unreachable as error:
             self._lost(str(error))
@@ -532,7 +534,7 @@ class RemoteInstance:
             await asyncio.sleep(self._siblings.poll_s)
             try:
                 load = await self.dialect.load()
-            except (Unreachable, Refused, Malformed) as error:
+            except (Unreachable, RefusedCall, Malformed) as error:
                 misses += 1
                 if misses > 1 and not await self.dialect.healthy():
                     self._lost(f"it does not answer any more: {error}")

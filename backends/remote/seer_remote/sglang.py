@@ -10,8 +10,8 @@ from typing import Any
 from msgspec import Raw, Struct
 
 from seer_core.ports.engine import ChunkJob
-from seer_remote.connection import Connection, Malformed, Refused, Unreachable
-from seer_remote.dialect import TEXT, Load, ServerFacts, Written, plain_sampling, read
+from seer_remote.connection import Connection, Malformed, RefusedCall, Unreachable
+from seer_remote.dialect import TEXT, ServerChunk, ServerFacts, ServerLoad, plain_sampling, read
 
 __all__ = ["CONTROLS", "Sglang"]
 
@@ -27,17 +27,17 @@ VOCABULARY = re.compile(r"valid range is \[0, (\d+)\)")
 MOST_WAITS = 60.0
 
 
-class Model(Struct):
+class SglangModel(Struct):
     """One of ``/v1/models``."""
 
     id: str
     max_model_len: int
 
 
-class Models(Struct):
+class SglangModels(Struct):
     """Answer of ``/v1/models``."""
 
-    data: list[Model]
+    data: list[SglangModel]
 
 
 class ServerInfo(Struct):
@@ -52,13 +52,13 @@ class ServerInfo(Struct):
     enable_deterministic_inference: bool = False
 
 
-class Text(Struct):
+class SglangText(Struct):
     """Answer of ``/tokenize``."""
 
     tokens: list[int]
 
 
-class ServerLoad(Struct):
+class SglangLoad(Struct):
     """One of ``/v1/loads``."""
 
     num_running_reqs: int = 0
@@ -66,10 +66,10 @@ class ServerLoad(Struct):
     token_usage: float = 0.0
 
 
-class Loads(Struct):
+class SglangLoads(Struct):
     """Answer of ``/v1/loads``."""
 
-    loads: list[ServerLoad]
+    loads: list[SglangLoad]
 
 
 class Ended(Struct):
@@ -89,7 +89,7 @@ class Meta(Struct):
     weight_version: str = ""
 
 
-class Generated(Struct):
+class SglangGenerated(Struct):
     """Answer of ``/generate``."""
 
     meta_info: Meta
@@ -107,7 +107,7 @@ class Sglang:
         """Ask for its arguments, its KV and its vocabulary."""
         ask = self.connection
         info = read(ServerInfo, await ask.get("/server_info", MOST_WAITS), "/server_info")
-        models = read(Models, await ask.get("/v1/models"), "/v1/models").data
+        models = read(SglangModels, await ask.get("/v1/models"), "/v1/models").data
         if not models:
             raise Malformed("it serves no model")
         lacks = []
@@ -132,14 +132,14 @@ class Sglang:
         """Ask ``/ready``; ``/health`` writes a token, which takes a second."""
         try:
             await self.connection.get("/ready", 5.0)
-        except (Unreachable, Refused):
+        except (Unreachable, RefusedCall):
             return False
         return True
 
-    async def load(self) -> Load:
+    async def load(self) -> ServerLoad:
         """Ask how busy it is; it does not say how much it has written."""
-        loads = read(Loads, await self.connection.get("/v1/loads?include=core"), "/v1/loads").loads
-        return Load(
+        loads = read(SglangLoads, await self.connection.get("/v1/loads?include=core"), "/v1/loads").loads
+        return ServerLoad(
             running=sum(each.num_running_reqs for each in loads),
             waiting=sum(each.num_waiting_reqs for each in loads),
             kv_usage=min(1.0, max((each.token_usage for each in loads), default=0.0)),
@@ -148,7 +148,7 @@ class Sglang:
 
     async def write(
         self, name: str, job: ChunkJob, tokens: Sequence[int], most: int, seed: int | None, salt: str
-    ) -> Written:
+    ) -> ServerChunk:
         """Have a chunk written."""
         how = job.sampling
         given: dict[str, Any] = plain_sampling(job) | {
@@ -169,13 +169,13 @@ class Sglang:
             "return_logprob": True,
             "extra_key": salt,
         }
-        meta = read(Generated, await self.connection.post("/generate", body, None), "a chunk").meta_info
+        meta = read(SglangGenerated, await self.connection.post("/generate", body, None), "a chunk").meta_info
         if meta.id != name:
             raise Malformed(f"it answers request {meta.id!r} where {name!r} was asked for")
         if meta.finish_reason is None:
             raise Malformed("it answers with a part of a response")
         pairs = meta.output_token_logprobs
-        return Written(
+        return ServerChunk(
             [token for _, token, _ in pairs],
             [logprob for logprob, _, _ in pairs],
             meta.finish_reason.type,
@@ -201,7 +201,7 @@ class Sglang:
         }
         try:
             await self.connection.post("/generate", body)
-        except Refused as error:
+        except RefusedCall as error:
             if (found := VOCABULARY.search(error.text)) is not None:
                 return int(found[1])
             raise
@@ -210,6 +210,6 @@ class Sglang:
     async def _tokens_of_text(self) -> tuple[int, ...]:
         try:
             answer = await self.connection.post("/tokenize", {"prompt": TEXT, "add_special_tokens": True})
-            return tuple(read(Text, answer, "/tokenize").tokens)
-        except (Refused, Malformed):
+            return tuple(read(SglangText, answer, "/tokenize").tokens)
+        except (RefusedCall, Malformed):
             return ()

@@ -10,8 +10,8 @@ from msgspec import Struct, field
 
 from seer_core.model.arrays import LEAST_LOGPROB, TopLogprobs
 from seer_core.ports.engine import ChunkJob
-from seer_remote.connection import Connection, Malformed, Refused, Unreachable
-from seer_remote.dialect import TEXT, Load, ServerFacts, Unsupported, Written, plain_sampling, read
+from seer_remote.connection import Connection, Malformed, RefusedCall, Unreachable
+from seer_remote.dialect import TEXT, ServerChunk, ServerFacts, ServerLoad, Unsupported, plain_sampling, read
 
 __all__ = ["CONTROLS", "Vllm"]
 
@@ -51,7 +51,7 @@ DEVELOPER = "start it with VLLM_SERVER_DEV_MODE=1 in its environment"
 DETAILS = "start it with --enable-prompt-tokens-details: then it says which tokens its cache had"
 
 
-class Model(Struct):
+class VllmModel(Struct):
     """One of ``/v1/models``."""
 
     id: str
@@ -59,10 +59,10 @@ class Model(Struct):
     root: str = ""
 
 
-class Models(Struct):
+class VllmModels(Struct):
     """Answer of ``/v1/models``."""
 
-    data: list[Model]
+    data: list[VllmModel]
 
 
 class Version(Struct):
@@ -71,7 +71,7 @@ class Version(Struct):
     version: str
 
 
-class Text(Struct):
+class VllmText(Struct):
     """Answer of ``/tokenize``."""
 
     tokens: list[int]
@@ -134,7 +134,7 @@ class Span(Struct):
     version: str
 
 
-class Choice(Struct):
+class VllmChoice(Struct):
     """The response of ``GENERATE``."""
 
     token_ids: list[int] | None
@@ -143,11 +143,11 @@ class Choice(Struct):
     weight_versions: list[Span] | None = None
 
 
-class Generated(Struct):
+class VllmGenerated(Struct):
     """Answer of ``GENERATE``."""
 
     request_id: str
-    choices: list[Choice]
+    choices: list[VllmChoice]
     usage: Usage | None = None
 
 
@@ -189,7 +189,7 @@ class Vllm:
         """Ask for its models, its KV, its vocabulary, and what is enabled."""
         ask = self.connection
         version = read(Version, await ask.get("/version"), "/version").version
-        models = read(Models, await ask.get("/v1/models"), "/v1/models").data
+        models = read(VllmModels, await ask.get("/v1/models"), "/v1/models").data
         if not models:
             raise Malformed("it serves no model")
         model = models[0]
@@ -218,11 +218,11 @@ class Vllm:
         """Ask ``/health``."""
         try:
             await self.connection.get("/health", 5.0)
-        except (Unreachable, Refused):
+        except (Unreachable, RefusedCall):
             return False
         return True
 
-    async def load(self) -> Load:
+    async def load(self) -> ServerLoad:
         """Read its figures for Prometheus, and whether it is paused."""
         figures = await self.connection.get("/metrics")
         paused = False
@@ -230,7 +230,7 @@ class Vllm:
             for path in ("/is_paused", "/is_sleeping"):
                 answer = await self._optional(Paused, path)
                 paused |= answer is not None and (answer.is_paused or answer.is_sleeping)
-        return Load(
+        return ServerLoad(
             running=int(_sum(figures, b"vllm:num_requests_running")),
             waiting=int(_sum(figures, b"vllm:num_requests_waiting")),
             kv_usage=min(1.0, max(_values(figures, b"vllm:kv_cache_usage_perc"), default=0.0)),
@@ -240,16 +240,16 @@ class Vllm:
 
     async def write(
         self, name: str, job: ChunkJob, tokens: Sequence[int], most: int, seed: int | None, salt: str
-    ) -> Written:
+    ) -> ServerChunk:
         """Have a chunk written."""
         how, width = self._sampling(job, tokens, most, seed), job.sampling.top_logprobs
         if self._scale_out:
             body = {"request_id": name, "token_ids": tokens, "sampling_params": how, "cache_salt": salt}
-            answer = read(Generated, await self.connection.post(GENERATE, body, None), "a chunk")
+            answer = read(VllmGenerated, await self.connection.post(GENERATE, body, None), "a chunk")
             self._expect(answer.request_id, f"generate-tokens-{name}", answer.choices)
             [choice] = answer.choices
             content = [] if choice.logprobs is None else choice.logprobs.content
-            return Written(
+            return ServerChunk(
                 choice.token_ids or [],
                 [each.logprob for each in content],
                 choice.finish_reason or "",
@@ -272,7 +272,7 @@ class Vllm:
         logprobs = [] if response.logprobs is None else response.logprobs.token_logprobs
         tops = None if response.logprobs is None else response.logprobs.top_logprobs
         pairs = [[(_token(name), each) for name, each in (top or {}).items()] for top in tops or ()]
-        return Written(
+        return ServerChunk(
             response.token_ids,
             logprobs,
             response.finish_reason or "",
@@ -296,7 +296,7 @@ class Vllm:
         try:
             await self.connection.post("/collective_rpc", body, None)
             await self.connection.post("/update_weight_version", {"new_version": str(version)})
-        except Refused as error:
+        except RefusedCall as error:
             if error.status == 404:
                 raise Unsupported(f"it has no call that loads weights; {DEVELOPER}") from error
             raise
@@ -340,7 +340,7 @@ class Vllm:
         for path, body in ((GENERATE, tokens), (COMPLETIONS, prompt)):
             try:
                 await self.connection.post(path, body)
-            except Refused as error:
+            except RefusedCall as error:
                 if path == GENERATE and error.status in (403, 404):
                     continue
                 if (found := VOCABULARY.search(error.text)) is not None:
@@ -351,15 +351,15 @@ class Vllm:
     async def _tokens_of_text(self) -> tuple[int, ...]:
         body = {"model": self._model, "prompt": TEXT, "add_special_tokens": True}
         try:
-            return tuple(read(Text, await self.connection.post("/tokenize", body), "/tokenize").tokens)
-        except (Refused, Malformed):
+            return tuple(read(VllmText, await self.connection.post("/tokenize", body), "/tokenize").tokens)
+        except (RefusedCall, Malformed):
             return ()
 
     async def _optional(self, kind: type[Any], path: str, limit_s: float = 10.0) -> Any:
         """Return the answer of a call that not every server has, or None."""
         try:
             return read(kind, await self.connection.get(path, limit_s), path)
-        except (Refused, Malformed):
+        except (RefusedCall, Malformed):
             return None
 
     @staticmethod

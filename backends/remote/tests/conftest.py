@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -106,9 +105,11 @@ class ServerProcess:
         """Wait until it answers; a server that has ended never will."""
         assert self._process is not None
         while not self._answers():
-            ended = self._process.poll()
-            assert ended is None, f"the server ended with {ended}:\n{self.log.read_text('utf-8')[-4000:]}"
-            time.sleep(0.2)
+            try:
+                ended = self._process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                continue
+            raise AssertionError(f"the server ended with {ended}:\n{self.log.read_text('utf-8')[-4000:]}")
 
     def _answers(self) -> bool:
         try:

@@ -414,7 +414,7 @@ def test_a_silent_server_counts_as_lost(fake, fleet_of):
     async def before(body):
         if len(body["token_ids"]) == 4 and not hung:
             hung.append(True)
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
 
     fleet = fleet_of(one, two, silence_timeout_s=0.3)
     two.before = before
