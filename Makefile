@@ -11,7 +11,7 @@ ENGINE ?= vllm
 # SGLang has an environment of its own.
 SETUP_sglang = setup-sglang
 
-CORE_TESTS = tests/core $(foreach each,divided_rollout context_sched length_posterior baselines journal,plugins/$(each)) \
+CORE_TESTS = tests/core host session trace $(foreach each,divided_rollout context_sched length_posterior baselines journal,plugins/$(each)) \
 	contrib/rivals backends/sim --ignore backends/sim/tests/test_trace.py  # its runs draft by grouped_spec, which is compiled
 
 demo: setup $(SETUP_$(ENGINE))  ## The example under the baseline and under each technique; ENGINE=sglang: on SGLang.

@@ -38,6 +38,7 @@ pytest_plugins = [
         "time_limits",
         "skips",
         "late_errors",
+        "environment",
         "second_runs",
         "costs",
         "adapters",

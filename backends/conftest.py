@@ -407,30 +407,60 @@ class Harness:
 
         return self.run(respond_all())
 
+    def report_while_busy(self, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+        """Let chunks run until a report counts some of them, end them, and wait for the report of none."""
+        self.reports.clear()
+        while not self._reported_running():  # all may end before the next one is due
+            endless = Sampling(0.0, ignore_eos=True)
+            jobs = [self.job(prompt, tokens, seed, endless) for seed, prompt in enumerate(prompts)]
+            for job in jobs:
+                self.engine.submit(job)
+            ids = {job.id for job in jobs}
+            self.run(self.until(lambda ids=ids: ids <= self.answers.keys() or self._reported_running()))
+            for job in jobs:
+                self.engine.end_chunk(job.id)
+            self.run(self.until(lambda ids=ids: ids <= self.answers.keys()))
+        self.run(self.until(lambda: self.reports[-1].running == 0))
+
+    def _reported_running(self) -> bool:
+        return any(report.running for report in self.reports)
+
     def kill(self) -> None:
         """Kill the worker, as the kernel would when memory runs out."""
         assert self.pid is not None
         os.kill(self.pid, signal.SIGKILL)
 
 
+_instances: dict[str, tuple[Harness, ...]] = {}
+"""The instances that tests of the last file have had, by the names of their fixtures."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     """Start those instances of a test anew that an earlier one has used up."""
-    _prepare_instances(item)
+    _instances.update(_instances_of(item))
+    _prepare(item)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Do so before the fixtures of the next test in the file, which may need its instances."""
     if nextitem is not None and nextitem.path == item.path:
-        _prepare_instances(item)
+        _prepare(nextitem)
+    else:
+        _instances.clear()
 
 
-def _prepare_instances(item: pytest.Item) -> None:
-    for value in getattr(item, "funcargs", {}).values():
-        for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, Harness):
-                each.prepare()
+def _instances_of(item: pytest.Item) -> Iterator[tuple[str, tuple[Harness, ...]]]:
+    for name, value in getattr(item, "funcargs", {}).items():
+        values = value if isinstance(value, tuple) else (value,)
+        yield name, tuple(each for each in values if isinstance(each, Harness))
+
+
+def _prepare(item: pytest.Item) -> None:
+    for name in getattr(item, "fixturenames", ()):
+        for each in _instances.get(name, ()):
+            each.prepare()
 
 
 @pytest.fixture(scope="session")
@@ -520,7 +550,7 @@ DOOMED = """
 import json, os, signal, sys
 from pathlib import Path
 from safetensors.torch import load_file
-from seer_core import SharedWeights
+from seer_host.shared_weights import SharedWeights
 from seer_worker.weights import broadcast
 
 weights = load_file(Path(sys.argv[1]) / "model.safetensors")

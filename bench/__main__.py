@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from bench import render
-from bench.frame import CASES, case_of, measure
+from bench.harness import CASES, case_of, measure
 
 USAGE = """\
 usage: python -m bench CASE [--json FILE] [options]   run a case; CASE --help: its options

@@ -39,9 +39,9 @@ from seer_lab.policies import POLICIES
 from seer_lab.recorded import RecordedLengths, read_recorded
 from seer_lab.simulate import SimulatedIteration, simulate
 
-from bench.frame import Row, cell, markdown, spread_of
+from bench.harness import Row, cell, markdown, spread_of
 
-ROOMS = (
+DEPENDS_ON = (
     "seer_core",
     "plugins",
     "backends/sim",
@@ -180,17 +180,14 @@ def _apart(row: Row) -> list[float]:
 
 def answer(rows: Sequence[Row]) -> str:
     """Return the best of Seer's policies, of the rivals, and the limit, for each workload."""
-    sentences = []
+    sentences = ["Trajectories per hour, over those of sticky sessions."]
     for name in dict.fromkeys(row["workload"] for row in rows):
         found = {row["policy"]: row for row in rows if row["workload"] == name}
         ratio = {policy: row["ratio_to_sticky"]["median"] for policy, row in found.items()}
         ours, rival = max(OURS, key=ratio.__getitem__), max(RIVALS, key=ratio.__getitem__)
-        hits, early = (found[ours][name]["median"] for name in ("turn_kv_hits", "ratio_without_tail"))
         sentences.append(
-            f"{name}: {ours} brings {ratio[ours]:.2f}x the trajectories of sticky sessions"
-            f" per hour, and {early:.2f}x without the tail, with"
-            f" {hits:.0%} KV hits, the best rival, {rival}, {ratio[rival]:.2f}x,"
-            f" and room for all KV {ratio[ROOM]:.2f}x."
+            f"{name[0].upper()}{name[1:]}: {ratio[ours]:.2f}x by `{ours}`, {ratio[rival]:.2f}x by `{rival}`,"
+            f" the best rival, and {ratio[ROOM]:.2f}x with room for all KV."
         )
     if apart := [abs(each) for row in rows if "simulated" in row for each in _apart(row)]:
         sentences.append(

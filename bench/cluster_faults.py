@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.frame import Row, markdown
+from bench.harness import Row, markdown
 from seer_core.error_origin import one_line
 
-ROOMS = ("seer_core", "backends/ray/seer_ray", "backends/worker/seer_worker", "plugins/journal")
+DEPENDS_ON = ("seer_core", "backends/ray/seer_ray", "backends/worker/seer_worker", "plugins/journal")
 ROUNDS = 1
 TOTAL = "total"
 FAULTS = {"scripted": 200, "paced": 6, "vllm": 12}

@@ -19,9 +19,9 @@ import msgspec
 from seer_sglang.doctor import interpreter
 from seer_vllm.plugin import vllm_environment
 
-from bench.frame import ROOT, Row, cell, markdown, spread_of, turned
+from bench.harness import ROOT, Row, cell, markdown, spread_of, turned
 
-ROOMS = ("backends/worker", "backends/vllm", "backends/sglang", "backends/paced")
+DEPENDS_ON = ("backends/worker", "backends/vllm", "backends/sglang", "backends/paced")
 ROUNDS = 5
 
 HERE, THERE = "here", "against"
@@ -96,12 +96,8 @@ def answer(rows: Sequence[Row]) -> str:
     for row in rows:
         if (row["batch"], row["drafts"]) == (ANSWERED, 1):
             found.setdefault(row["engine"], {})[row["checkout"]] = row["host_s"]["median"] * 1e3
-    costs = (
-        f"{each[HERE]:.1f} ms on {engine}" + (f" ({each[THERE]:.1f} ms before)" if THERE in each else "")
-        for engine, each in sorted(found.items())
-    )
-    step = f"A step that verifies a draft of each of {ANSWERED} requests"
-    return f"{step} takes the host longer by {', '.join(costs)}."
+    costs = [f"{each[HERE]:.1f} ms more on {engine}" for engine, each in sorted(found.items())]
+    return f"A step that verifies a draft of each of {ANSWERED} requests takes the host {', '.join(costs)}."
 
 
 def table(rows: Sequence[Row]) -> str:

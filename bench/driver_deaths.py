@@ -20,9 +20,9 @@ from pathlib import Path
 
 from seer_cli.stats import Spread
 
-from bench.frame import ROOT, Row, cell, markdown, spread_of, turned
+from bench.harness import ROOT, Row, cell, markdown, spread_of, turned
 
-ROOMS = ("seer_core", "plugins/journal", "cli/seer_cli", "examples/plugins/engines")
+DEPENDS_ON = ("seer_core", "plugins/journal", "cli/seer_cli", "examples/plugins/engines")
 ROUNDS = 3
 SHARES = (0.2, 0.5, 0.8)
 ENGINES = ROOT / "examples/plugins/engines"

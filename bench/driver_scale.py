@@ -24,11 +24,12 @@ from time import process_time
 
 import psutil
 import structlog
+from seer_session.runtime import Runtime
 from seer_worker.client.channel import Channel
 from seer_worker.client.process_transport import Launch, process_client
 from seer_worker.client.worker_port import WorkerPort
 
-from bench.frame import EXAMPLE, ROOT, Row, cell, markdown, spread_of, turned
+from bench.harness import EXAMPLE, ROOT, Row, cell, markdown, spread_of, turned
 from bench.instant_workers import MAX_MODEL_TOKENS, VOCAB_SIZE
 from seer_core.errors import EngineError
 from seer_core.model import PromptGroup
@@ -36,9 +37,8 @@ from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import Assembly, fill_slots
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo, PlainFleet
-from seer_core.runtime.runtime import Runtime
 
-ROOMS = ("seer_core", "backends/worker", "plugins")
+DEPENDS_ON = ("seer_core", "backends/worker", "plugins")
 ROUNDS = 3
 
 PLUGINS = {

@@ -15,12 +15,20 @@ from itertools import islice, pairwise
 from math import ceil
 from typing import Any
 
-from bench.frame import EXAMPLE, Row, markdown, prompts
+from seer_session.session import Session
+
+from bench.harness import EXAMPLE, Row, markdown, prompts
 from seer_core.model import Completion
 from seer_core.plugins.config import Config, load_config
-from seer_core.runtime.session import Session
 
-ROOMS = ("seer_core", "backends/worker", "backends/vllm", "backends/sglang", "backends/kv_local", "plugins")
+DEPENDS_ON = (
+    "seer_core",
+    "backends/worker",
+    "backends/vllm",
+    "backends/sglang",
+    "backends/kv_local",
+    "plugins",
+)
 ROUNDS = 1
 
 CHUNK_TOKENS = 96

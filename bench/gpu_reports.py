@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from bench.frame import Row
 from bench.gpu.check import OTHERS, found_by
+from bench.harness import Row
 
-ROOMS = ("bench/gpu", "backends/worker/seer_worker/sampling", "backends/vllm/seer_vllm")
+DEPENDS_ON = ("bench/gpu", "backends/worker/seer_worker/sampling", "backends/vllm/seer_vllm")
 ROUNDS = 1
 
 

@@ -12,10 +12,10 @@ import secrets
 import sys
 
 import numpy as np
+from seer_host.frames import Frames, encode
 from seer_worker.handshake import ID_BYTES, KEY_BYTES, NONCE_BYTES, PROOF_BYTES, proof, proves, tune
 from seer_worker.wire import Called, Finished, FromWorker, MeasureSteps, Ready, Start, Submit, ToWorker
 
-from seer_core.frames import Frames, encode
 from seer_core.model import InstanceInfo
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.ports.drafting import StepTimes

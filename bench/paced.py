@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from seer_cli.stats import ratios
+from seer_lab.emulated import CompletionLog, dearer
 from seer_lab.lengths import DrawnLengths, GroupLengths
 from seer_lab.paced import SCHEDULERS
 from seer_lab.policies import POLICIES
@@ -34,14 +35,10 @@ from seer_lab.texts import RecordedText
 from seer_lab.traces import read_lengths
 from seer_lab.twin import drafts_of
 from seer_lab.workloads import CLUSTERS, WORKLOADS, Workload, crowded, scaled
-from seer_sim.cost import PRESETS
-from seer_sim.pool import Settings as PoolSettings
 
-from bench.frame import DATA, Row, cell, markdown
-from seer_core.model import Completion
-from seer_core.model.events import Command, Event
+from bench.harness import DATA, Row, cell, markdown
 
-ROOMS = (
+DEPENDS_ON = (
     "seer_core",
     "plugins",
     "backends/sim",
@@ -82,21 +79,6 @@ def shrunk(workload: Workload, by: int) -> Workload:
     for name in ("kv_capacity_tokens", "max_model_tokens"):
         engine[name] = -(-engine[name] // by // BLOCK_TOKENS) * BLOCK_TOKENS + BLOCK_TOKENS
     return Workload(f"{workload.name} / {by}", lengths, tables)
-
-
-def dearer(tables: Mapping[str, Any], by: int) -> dict[str, Any]:
-    """Return tables in which a token of context costs so many times as much."""
-    engine = dict(tables["engine"]["sim"])
-    cost = PRESETS[engine["preset"]]
-    engine["cost"] = {
-        name: getattr(cost, name) * by
-        for name in ("kv_bytes_per_token", "attention_flops", "prefill_attention_flops")
-    }
-    engine["report_interval_s"] = 1.0
-    pool = dict(tables["kv_pool"]["sim_pool"])
-    pool["bandwidth_bytes_per_s"] *= by  # as many bytes in so much less time
-    pool["latency_s"] = PoolSettings().latency_s / by
-    return {**tables, "engine": {"sim": engine}, "kv_pool": {"sim_pool": pool}}
 
 
 def _shorter(group: GroupLengths, by: int) -> GroupLengths:
@@ -154,7 +136,7 @@ def measure(
     load: Workload, policy: str, seed: int, overrides: Sequence[str], engine: str = "paced"
 ) -> dict[str, Any]:
     """Roll out one iteration on both engines and return their figures."""
-    notes = Notes()
+    notes = CompletionLog()
     paced = simulate(load, POLICIES[policy], seed, overrides, [notes], engine)
     measured = load
     if paced.summary.drafted_tokens:
@@ -164,21 +146,7 @@ def measure(
     return row | {"paced": figures(paced), "sim": figures(simulated)}
 
 
-class Notes:
-    """An observer that keeps the completions of a run."""
-
-    def __init__(self) -> None:
-        self.completions: list[Completion] = []
-
-    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        """Ignore events."""
-
-    def completed(self, now: float, completion: Completion) -> None:
-        """Keep a response."""
-        self.completions.append(completion)
-
-
-def _with_drafts(tables: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
+def _with_drafts(tables: Mapping[str, Any], notes: CompletionLog) -> dict[str, Any]:
     """Return tables in which drafts are accepted, and cost, as on the paced engine."""
     drafts = drafts_of(notes.completions, 0.0, selective=True)
     assert drafts is not None
@@ -265,43 +233,27 @@ def table(rows: Sequence[Row]) -> str:
     return markdown([*columns, "total differs", "tail differs"], lines, left=2)
 
 
-TITLES = {
-    "verl": "veRL's policy",
-    "divided": "+ divided_rollout",
-    "context": "+ context_sched",
-    "seer": "+ grouped_spec",
-    "posterior+sd": "posterior and drafts",
-    "oracle": "oracle, no drafts",
-}
-
-
-def short_table(rows: Sequence[Row]) -> str:
-    """Return the first workload on the emulated accelerator alone, a column for each policy."""
-    policies = next(iter(grouped(rows).values()))
-    first = next(iter(policies.values()))
-    totals, tails = ["total time, s"], ["tail time to the baseline's"]
-    for mine in policies.values():
-        total = cell([row["paced"]["total_time_s"] for row in mine])
-        speed = cell(compared(mine, first, "paced", "throughput_tokens_per_s"), ".2f", "x")
-        totals.append(total if mine is first else f"{total} ({speed})")
-        tails.append(cell(compared(mine, first, "paced", "tail_time_s"), ".2f", "x"))
-    return markdown(["", *(TITLES.get(policy, policy) for policy in policies)], [totals, tails])
+WHOLE = ("seer", "posterior+sd")
+"""Policies with all techniques together."""
 
 
 def answer(rows: Sequence[Row]) -> str:
     """Return what all techniques together gain, or else the least gain, and how far the simulator is off."""
     apart = max(abs(row["sim"]["total_time_s"] / row["paced"]["total_time_s"] - 1) for row in rows)
-    case, policies = next(iter(grouped(rows).items()))
-    first = next(iter(policies.values()))
-    if "seer" not in policies:
-        return f"{_least(rows)}, and the simulator's total times are at most {apart:.1%} off."
-    mine = policies["seer"]
-    speed = cell(compared(mine, first, "paced", "throughput_tokens_per_s"), ".2f", "x")
-    tail = cell(compared(mine, first, "paced", "tail_time_s"), ".2f", "x")
-    return (
-        f"On the {case}, all techniques together have {speed} the throughput of veRL's policy and {tail} its"
-        f" tail time, and the simulator's total times are at most {apart:.1%} off."
+    gains = []
+    for case, policies in grouped(rows).items():
+        first = next(iter(policies.values()))
+        for policy in WHOLE:
+            if mine := policies.get(policy):
+                speed = cell(compared(mine, first, "paced", "throughput_tokens_per_s"), ".2f", "x")
+                tail = cell(compared(mine, first, "paced", "tail_time_s"), ".2f", "x")
+                gains.append(f"{speed} on the {case}, with {tail} the tail time")
+    found = (
+        f"All techniques together bring, in tokens per second over veRL's policy, {', and '.join(gains)}"
+        if gains
+        else _least(rows)
     )
+    return f"{found}; the simulator's total times are at most {apart:.1%} off."
 
 
 def _least(rows: Sequence[Row]) -> str:

@@ -17,9 +17,9 @@ from pathlib import Path
 from seer_lab.policies import POLICIES
 from seer_lab.sweep import sweep, swept_workloads
 
-from bench.frame import Row, cell, markdown
+from bench.harness import Row, cell, markdown
 
-ROOMS = ("seer_core", "plugins", "backends/sim", "lab")
+DEPENDS_ON = ("seer_core", "plugins", "backends/sim", "lab")
 ROUNDS = 5
 NAMES = ("verl", "context", "seer")
 PRESSURES = (0.5, 1, 2, 3, 4, 6)

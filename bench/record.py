@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from seer_worker.tokenizer import ModelTokenizer
 
-from bench.frame import EXAMPLE
+from bench.harness import EXAMPLE
 
 
 def pack(prompts: Path, run: Path, file: Path) -> None:

@@ -1,16 +1,16 @@
-"""Stored results as pages: docs/results, and the README's tables between markers."""
+"""Stored results as pages: docs/results, and the README's number between markers."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from bench.frame import RESULTS, ROOT, StoredResult, case_of, git, markdown, origin
+from bench.harness import RESULTS, ROOT, StoredResult, case_of, git, origin
 
 __all__ = ["rendered", "stale", "write"]
 
@@ -19,6 +19,28 @@ ANSWERED = "answered"
 MARKED = re.compile(r"(<!-- bench:(?P<name>[\w-]+) -->\n).*?(<!-- /bench -->)", re.S)
 MEDIANS = "A figure is the median of the rounds, followed by [least, most] where they differ."
 GENERATED = "<!-- `python -m bench render` writes this page. -->"
+
+SECTIONS = {
+    "Does it pay?": ("demo", "paced", "pays", "rivals", "agents"),
+    "Are the tokens the same?": ("equality",),
+    "What happens when something dies?": ("cluster_faults", "driver_deaths"),
+    "What does it cost?": ("scheduler", "driver_scale", "draft_step", "server_agents"),
+    "What has run on a GPU?": ("gpu_reports",),
+}
+"""The cases of the first page, by the question that a reader has."""
+
+INTRODUCTION = """\
+Each answer below is made from the figures of a stored result in `bench/results`, and its page has the table,
+the method, the command, the commit and the machine. No whole rollout has been measured on a GPU: engines ran
+on CPUs, or on an [emulated accelerator](paced-vllm.md), whose scheduler is real and whose steps are timed."""
+
+MORE = """\
+## More
+
+- [Reproduction](reproduction.md): the numbers of the paper beside ours. {reproduction}
+- [The emulated accelerator, measured](paced-vllm.md): how far it and the simulator can be trusted.
+- [Answered questions](answered.md): measured once, by scripts that are gone.
+- [Benchmarks](../guides/benchmarks.md): how to measure a result again."""
 
 
 class AnsweredQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,12 +67,12 @@ def results() -> dict[str, StoredResult]:
 
 
 def rendered() -> dict[Path, str]:
-    """Return what every generated page has to hold, and the README with its tables."""
+    """Return what every generated page has to hold, and the README with its number."""
     found = results()
     pages = {PAGES / f"{name}.md": page_of(name, result) for name, result in found.items()}
     answers = msgspec.json.decode((RESULTS / f"{ANSWERED}.json").read_bytes(), type=list[AnsweredQuestion])
     pages[PAGES / f"{ANSWERED}.md"] = answered_page(answers)
-    pages[PAGES / "README.md"] = index_page(found)
+    pages[PAGES / "README.md"] = first_page(found)
     readme = ROOT / "README.md"
     pages[readme] = MARKED.sub(
         lambda match: match[1] + inset(found, match["name"]) + match[3], readme.read_text()
@@ -84,37 +106,25 @@ def answer_of(result: StoredResult) -> str:
     return answer
 
 
-def index_page(found: dict[str, StoredResult]) -> str:
-    """Return the list of all results."""
-    lines = [
-        [
-            case_of(result.case).__doc__.splitlines()[0],
-            answer_of(result),
-            f"[{name}]({name}.md)",
-            result.commit,
-            result.date,
-        ]
-        for name, result in found.items()
-    ]
-    columns = ["question", "answer", "page", "commit", "date"]
-    more = "\n".join(
-        [
-            "- [Reproduction](reproduction.md): the numbers of the paper beside ours, by `seer reproduce`.",
-            f"- [Answered questions]({ANSWERED}.md): measured once, by scripts that are gone.",
-            "- [Benchmarks](../guides/benchmarks.md): how to measure a result again.",
-        ]
-    )
-    return f"{GENERATED}\n# Results\n\n{markdown(columns, lines, left=len(columns))}\n\n{more}\n"
+def first_page(found: Mapping[str, StoredResult]) -> str:
+    """Return the page that a reader reads first: each question with its answer, by section."""
+    parts = [f"{GENERATED}\n# Results", INTRODUCTION]
+    for section, cases in SECTIONS.items():
+        parts.append(f"## {section}")
+        for case in cases:
+            mine = {name: result for name, result in found.items() if result.case == case}
+            if mine:
+                answers = [f"{answer_of(result)} ([table]({name}.md))" for name, result in mine.items()]
+                parts.append(f"**{case_of(case).__doc__.splitlines()[0]}** {' '.join(answers)}")
+    summary = re.search(r"^\*\*Answer\.\*\* (.*)$", (PAGES / "reproduction.md").read_text(), re.M)
+    parts.append(MORE.format(reproduction=summary[1] if summary else ""))
+    return "\n\n".join(parts) + "\n"
 
 
-def inset(found: dict[str, StoredResult], name: str) -> str:
-    """Return a result's short table and its origin; one sentence before it is measured."""
-    if name not in found:
-        return f"Not measured yet: `python -m bench {name} --json bench/results/{name}.json`\n"
-    result = found[name]
-    case = case_of(result.case)
-    table = getattr(case, "short_table", case.table)(result.rows)
-    return f"{table}\n\n{origin(result)}\n"
+def inset(found: Mapping[str, StoredResult], name: str) -> str:
+    """Return the number that a result has for the README."""
+    number: str = case_of(found[name].case).one_number(found[name].rows)  # type: ignore[attr-defined]
+    return f"{number}\n"
 
 
 def answered_page(answers: list[AnsweredQuestion]) -> str:
@@ -143,7 +153,7 @@ def write() -> None:
 
 
 def stale() -> int:
-    """Print the results whose rooms have changed since their commit; return the exit status."""
+    """Print the results whose code has changed since their commit; return the exit status."""
     lines = list(_stale())
     print("\n".join(lines) if lines else "every stored result is of the code as it is")
     return 0
@@ -151,9 +161,9 @@ def stale() -> int:
 
 def _stale() -> Iterator[str]:
     for name, result in results().items():
-        rooms = case_of(result.case).ROOMS
+        paths = case_of(result.case).DEPENDS_ON
         try:
-            changed = git("diff", "--name-only", result.commit, "--", *rooms).splitlines()
+            changed = git("diff", "--name-only", result.commit, "--", *paths).splitlines()
         except subprocess.CalledProcessError:
             yield f"{name}: commit {result.commit} is not in this repository"
             continue

@@ -27,10 +27,10 @@ from seer_lab.policies import POLICIES, PolicySet
 from seer_lab.simulate import simulate
 from seer_lab.workloads import WORKLOADS, Workload, scaled
 
-from bench.frame import Row, cell, markdown, spread_of
+from bench.harness import Row, cell, markdown, spread_of
 from bench.paced import recorded, shrunk
 
-ROOMS = ("seer_core", "plugins", "backends/sim", "lab")
+DEPENDS_ON = ("seer_core", "plugins", "backends/sim", "lab")
 ROUNDS = 5
 BASELINE, BOUND = "verl", "bound"
 INSTANCES = 4
@@ -116,14 +116,14 @@ def table(rows: Sequence[Row]) -> str:
 def answer(rows: Sequence[Row]) -> str:
     """Return the fastest policy of each workload, those with true lengths apart."""
     with_truth = {policy.name for policy in _policies() if policy.has_lengths}
-    sentences = []
+    found = []
     for row in rows:
-        medians = {name: found["ratio_to_first"]["median"] for name, found in row["policies"].items()}
+        medians = {name: each["ratio_to_first"]["median"] for name, each in row["policies"].items()}
         real = {name: ratio for name, ratio in medians.items() if name not in with_truth | {BOUND}}
         best = max(real, key=real.__getitem__)
         truth = max(with_truth, key=medians.__getitem__)
-        sentences.append(
-            f"{row['workload']}: {best} is fastest, {medians[best]:.2f}x veRL, and with true lengths {truth},"
-            f" {medians[truth]:.2f}x."
+        found.append(
+            f"{row['workload']}: `{best}` {medians[best]:.2f}x (with true lengths `{truth}`"
+            f" {medians[truth]:.2f}x)"
         )
-    return " ".join(sentences)
+    return f"Fastest over veRL's policy: {'; '.join(found)}."

@@ -23,7 +23,7 @@ from time import perf_counter, thread_time_ns
 from seer_context_sched import ContextAware
 from seer_divided_rollout import Chunks, KvAware
 
-from bench.frame import Row, cell, markdown, spread_of
+from bench.harness import Row, cell, markdown, spread_of
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
     Abort,
@@ -39,7 +39,7 @@ from seer_core.model.events import (
 )
 from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
 
-ROOMS = ("seer_core", "plugins/divided_rollout", "plugins/context_sched")
+DEPENDS_ON = ("seer_core", "plugins/divided_rollout", "plugins/context_sched")
 ROUNDS = 3
 
 CHUNK_TOKENS = 2048

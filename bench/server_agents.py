@@ -13,7 +13,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
+import re
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,15 +27,31 @@ import attrs
 import httpx
 import msgspec
 import numpy as np
+from seer_host.viewer_port import allow_files
 
-from bench.frame import Row, cell, markdown, spread_of, turned
-from bench.server import CONFIG, PATIENCE_S, cpu_s, serve
-from seer_core.viewer_port import allow_files
+from bench.harness import Row, cell, markdown, spread_of, turned
 
-ROOMS = ("seer_core", "serving/server", "backends/sim")
+DEPENDS_ON = ("seer_core", "serving/server", "backends/sim")
 ROUNDS = 3
 ARMS = ("without ids", "with ids")
 SIBLINGS = 8
+PATIENCE_S = 600.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+CONFIG = """
+[seer]
+plugins = ["divided_rollout", "context_sched"]
+engine = "sim"
+[rollout]
+max_tokens = 256
+[plugin.divided_rollout]
+chunk_tokens = 16
+[engine.sim]
+instances = 2
+kv_capacity_tokens = 65536
+[engine.sim.lengths]
+mean_tokens = 64.0
+"""
 PROMPT_TOKENS, ANSWER_TOKENS = 500, 100
 
 
@@ -49,6 +69,24 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trajectories", type=int, default=1000, help="at a time (default 1000)")
     parser.add_argument("--turns", type=int, default=5, help="of each trajectory (default 5)")
     parser.add_argument("--tool-s", type=float, default=10.0, help="seconds of a tool (default 10)")
+
+
+def serve(config: Path) -> tuple[subprocess.Popen[str], str]:
+    """Start the server; return it and its address."""
+    command = [sys.executable, "-c", "from seer_main import main; main()", "serve", str(config)]
+    options = ["--port", "0", "--log-level", "warning", "--most-requests", "100000", "--open-completions"]
+    process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"running on (http://\S+)", line):
+            return process, found[1]
+    raise SystemExit("the server did not start")
+
+
+def cpu_s(process: int) -> float:
+    """Return the CPU time that a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 async def trajectory(http: httpx.AsyncClient, url: str, number: int, load: Load, ids: bool) -> list[float]:

@@ -1,7 +1,7 @@
 """Pages outside ``docs/`` become part of the site, and links to source files become their names.
 
-The site can be read without the repository, and no address of the repository is known. So the READMEs of the
-rooms are pages of the site, and a link to any other file outside ``docs/`` shows as the file's path.
+The site can be read without the repository, and no address of the repository is known. So the READMEs of its
+folders are pages of the site, and a link to any other file outside ``docs/`` shows as the file's path.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-SECTIONS = ["start", "guides", "explain", "reference", "results", "rooms"]
-NO_ROOMS = {"build", "docs", "docs_site", "out"}
+SECTIONS = ["start", "guides", "explain", "reference", "results", "parts"]
+NOT_SHOWN = {"build", "docs", "docs_site", "out"}
 
 NO_LINKS = r"(?ms:^(?P<fence>`{3,})[^\n]*\n.*?^(?P=fence)[ ]*$)|`[^`\n]*`(?!\])"
 LINK = re.compile(NO_LINKS + r"|!?\[(?P<text>[^\]]*)\]\(<?(?P<path>[^)>#\s]*)(?P<anchor>#[^)>\s]*)?>?\)")
@@ -27,11 +27,11 @@ def outside_pages() -> dict[Path, str]:
     """Return each page outside ``docs/``, and its place in the site."""
     pages = {ROOT / "README.md": "index.md"}
     for name in ("CONTRIBUTING", "CHANGELOG"):
-        pages[ROOT / f"{name}.md"] = f"rooms/{name.lower()}.md"
+        pages[ROOT / f"{name}.md"] = f"parts/{name.lower()}.md"
     for page in sorted(ROOT.glob("[a-z]*/**/README.md")):
         folder = page.parent.relative_to(ROOT)
-        if folder.parts[0] not in NO_ROOMS:
-            pages[page] = f"rooms/{'-'.join(folder.parts)}.md"
+        if folder.parts[0] not in NOT_SHOWN:
+            pages[page] = f"parts/{'-'.join(folder.parts)}.md"
     return pages
 
 
@@ -39,7 +39,7 @@ def outside_pictures() -> dict[Path, str]:
     """Return each picture outside ``docs/``, and its place in the site."""
     pictures = [path for kind in ("png", "svg") for path in ROOT.glob(f"[a-z]*/**/*.{kind}")]
     places = {path: path.relative_to(ROOT) for path in sorted(pictures)}
-    return {path: str(place) for path, place in places.items() if place.parts[0] not in NO_ROOMS}
+    return {path: str(place) for path, place in places.items() if place.parts[0] not in NOT_SHOWN}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

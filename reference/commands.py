@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import click
 from seer_cli import COMMANDS, main
 
-from reference.frame import Page
 from reference.packages import repository_entry_points
+from reference.page import Page
 
 __all__ = ["page"]
 

@@ -9,13 +9,13 @@ from seer_cli.status import STATUS, Status
 from seer_journal.records import Aborted, Begun, Opened, WrittenChunk
 from seer_rl.checkpoints import TrainingState
 from seer_rl.metrics import FIELDS, METRICS
+from seer_session.prompts import BadPrompt, PromptRecord
+from seer_trace.records import TraceRecord
 
-from reference.frame import Page, markdown
+from reference.page import Page, markdown
 from seer_core.model import ChunkRecord, Completion
 from seer_core.model.results import Summary
 from seer_core.ports.kv import PoolStats
-from seer_core.runtime.prompts import BadPrompt, PromptRecord
-from seer_core.scheduling.trace import TraceRecord
 
 __all__ = ["SUMMARY", "page"]
 

@@ -9,17 +9,17 @@ from seer_server.responses_api import NEUTRAL as RESPONSES_NEUTRAL
 from seer_server.tokens_api import NEUTRAL as TOKENS_NEUTRAL
 from seer_server.tokens_api import NEUTRAL_SAMPLING as TOKENS_SAMPLING_NEUTRAL
 
-from reference.frame import Page, markdown
 from reference.http_answers import LINES, OPERATIONS, STATUSES
 from reference.openapi import routes
+from reference.page import Page, markdown
 
 __all__ = ["page"]
 
 INTRODUCTION = """\
-`seer serve` speaks JSON over HTTP. [openapi.json](openapi.json) has the same as OpenAPI 3.1. A server with a
-token answers requests with `Authorization: Bearer TOKEN` alone; `/health` needs none, and with
+`seer serve` speaks JSON over HTTP. `make reference` writes the same as OpenAPI 3.1 into `build/openapi.json`.
+A server with a token answers only requests with `Authorization: Bearer TOKEN`; `/health` needs none, and with
 `--open-completions` neither do completions, chats and models. A route that needs no token, `/health` apart,
-is answered to and from localhost alone. An unknown key of a body is refused."""
+is answered only to and from localhost. An unknown key of a body is refused."""
 
 
 def page() -> Page:

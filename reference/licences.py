@@ -1,15 +1,16 @@
-"""docs/reference/licences.md: every distribution that is pinned, its licence, and why it may be used."""
+"""docs/reference/licences.md: what comes with Seer, and which pinned distributions are not permissive."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-from reference.frame import ROOT, Page
 from reference.licence_metadata import INTEL, UNKNOWN, normalized
+from reference.packages import FOLDERS
+from reference.page import ROOT, Page
 
 __all__ = ["ENVIRONMENTS", "RECORD", "flaw_of", "page", "pinned", "recorded", "released_requirements"]
 
@@ -143,18 +144,8 @@ def released_requirements() -> dict[str, set[str]]:
 def project_files() -> Iterator[Path]:
     """Yield the pyproject.toml of each distribution of ours, examples and stubs apart."""
     yield ROOT / "pyproject.toml"
-    for room in (
-        "plugins/*",
-        "backends/*",
-        "serving/*",
-        "training/*",
-        "contrib/*",
-        "cli",
-        "lab",
-        "testing",
-        "packages/*",
-    ):
-        yield from sorted(ROOT.glob(f"{room}/pyproject.toml"))
+    for folder in (*FOLDERS, "packages"):
+        yield from sorted([*ROOT.glob(f"{folder}/pyproject.toml"), *ROOT.glob(f"{folder}/*/pyproject.toml")])
 
 
 def page() -> Page:
@@ -166,16 +157,14 @@ def page() -> Page:
         " nanobind (BSD-3-Clause) and robin-map (MIT), which are compiled into the draft index, and Apache"
         " ECharts (Apache-2.0, with zrender and parts of d3, BSD-3-Clause), which each page of `seer report`"
         " contains.",
-        "The tables list every distribution that the environments of Seer pin, direct or not, with the"
-        " licence of its metadata. `make licences` reads them again when a pin has changed. A test fails when"
-        " a distribution has a licence that is not allowed.",
-        "vLLM and SGLang for NVIDIA GPUs bring CUDA libraries under NVIDIA's own licence, which are not"
-        " listed.",
+        "`requirements/licences.toml` lists every distribution that the environments of Seer pin, direct or"
+        " not, with the licence of its metadata. `make licences` reads them again when a pin has changed. A"
+        " test fails when a distribution has a licence that is not allowed. vLLM and SGLang for NVIDIA GPUs"
+        " bring CUDA libraries under NVIDIA's own licence, which are not listed.",
     )
     licences = recorded()
-    rows, exceptions = [], []
-    users = released_requirements()
-    for (name, version), environments in _environments_of_pins().items():
+    exceptions = []
+    for name, version in sorted({pin for files in ENVIRONMENTS.values() for pin in pinned(files).items()}):
         key = f"{name}=={version}"
         if key not in licences:
             found.flaws.append(f"{key} is pinned, and no licence of it is recorded: run `make licences`")
@@ -184,26 +173,9 @@ def page() -> Page:
             found.flaws.append(flaw)
         if not is_permissive(licences[key]):
             exceptions.append((f"`{name}`", version, licences[key], _reason(name)))
-        needed_by = ", ".join(f"`{each}`" for each in sorted(users.get(name, ())))
-        rows.append((f"`{name}`", version, licences[key], ", ".join(environments), needed_by))
     found.heading(2, "Licences that are not permissive")
     found.table(["distribution", "version", "licence", "why it is no obstacle"], exceptions)
-    found.heading(2, "All distributions")
-    found.add("A distribution without an entry in the last column is needed by others alone.")
-    found.table(["distribution", "version", "licence", "environments", "needed by"], rows)
     return found
-
-
-def _environments_of_pins() -> Mapping[tuple[str, str], list[str]]:
-    """Return the environments that pin each distribution in each version, sorted by name."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for environment, files in ENVIRONMENTS.items():
-        for pin in pinned(files).items():
-            if environment.startswith("."):
-                found.setdefault(pin, []).append(f"`{environment}`")
-            else:
-                found.setdefault(pin, [environment])
-    return dict(sorted(found.items()))
 
 
 def _reason(name: str) -> str:

@@ -1,8 +1,9 @@
-"""docs/reference/openapi.json: the server's routes as OpenAPI 3.1, from the application itself."""
+"""build/openapi.json: the server's routes as OpenAPI 3.1, from the application itself."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,9 @@ from starlette.routing import Route
 from reference.fields import meanings_of
 from reference.http_answers import JSON, OPERATIONS, STATUSES, Operation
 from reference.packages import version
+from reference.page import ROOT
 
-__all__ = ["document", "routes"]
+__all__ = ["document", "routes", "write"]
 
 ERROR = {
     "type": "object",
@@ -44,6 +46,13 @@ def routes() -> dict[tuple[str, str], str]:
         if isinstance(route, Route)
         for method in sorted((route.methods or {"GET"}) - {"HEAD"})
     }
+
+
+def write() -> None:
+    """Write the document."""
+    file = ROOT / "build" / "openapi.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(document(), indent=2) + "\n")
 
 
 def document() -> dict[str, Any]:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
-
-from reference import commands, errors, events, files, http_api, licences, openapi, python_api, settings
-from reference.frame import PAGES, Page
+from reference import commands, errors, files, http_api, licences, openapi, settings
+from reference.page import PAGES, Page
 
 __all__ = ["flaws", "rendered", "write"]
 
-MODULES = (commands, errors, events, files, http_api, licences, settings)
+MODULES = (commands, errors, files, http_api, licences, settings)
 
 
 def pages() -> list[Page]:
     """Return the pages, each built from the code as it is."""
-    return [*(module.page() for module in MODULES), *python_api.pages()]
+    return [module.page() for module in MODULES]
 
 
 def rendered() -> dict[str, str]:
-    """Return the text of each file in docs/reference that is generated, by its name."""
-    document = json.dumps(openapi.document(), indent=2) + "\n"
-    return {page.name: page.text for page in pages()} | {"openapi.json": document}
+    """Return the text of each page in docs/reference that is generated, by its name."""
+    return {page.name: page.text for page in pages()}
 
 
 def flaws() -> list[str]:
@@ -29,6 +26,7 @@ def flaws() -> list[str]:
 
 
 def write() -> None:
-    """Write all pages."""
+    """Write all pages, and the OpenAPI document of the server beside what is built."""
     for name, text in rendered().items():
         (PAGES / name).write_text(text)
+    openapi.write()

@@ -9,8 +9,8 @@ from seer_rl.config import TrainTable
 from seer_sim.cost import CostModel
 from seer_verl.settings import Settings as VerlSettings
 
-from reference.frame import Page, markdown
 from reference.packages import repository_entry_points
+from reference.page import Page, markdown
 from seer_core.plugins.config import CompareTable, RolloutTable, SeerTable
 from seer_core.plugins.hooks import read_hooks
 from seer_core.plugins.loading import MADE_BY, NoSettings

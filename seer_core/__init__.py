@@ -1,29 +1,25 @@
 """Seer: a pluggable, exact scheduler for the rollout phase of synchronous RL on language models.
 
-From a script: ``rollout(config, prompts)``.  From a trainer: ``Session``.  In an event loop: ``Runtime``.
+The core takes groups of requests in tokens and drives engines: ``Driver``.  ``seer_session`` has what a
+script or a trainer holds.
 """
 
 from seer_core.errors import SeerError
 from seer_core.model import Completion, PromptGroup, Sampling
 from seer_core.model.results import RolloutResult, Summary
 from seer_core.plugins.config import Config, load_config
+from seer_core.runtime.driver import Driver
 from seer_core.runtime.rollout import Rollout
-from seer_core.runtime.runtime import Runtime
-from seer_core.runtime.session import Session, rollout
-from seer_core.weights.shared import SharedWeights
 
 __all__ = [
     "Completion",
     "Config",
+    "Driver",
     "PromptGroup",
     "Rollout",
     "RolloutResult",
-    "Runtime",
     "Sampling",
     "SeerError",
-    "Session",
-    "SharedWeights",
     "Summary",
     "load_config",
-    "rollout",
 ]

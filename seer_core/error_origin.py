@@ -11,19 +11,18 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable
 from traceback import walk_tb
 from typing import cast
 
-from seer_core.errors import SeerError, printable, quote
+from seer_core.errors import SeerError, name_of, printable, quote, text_by
 
 __all__ = [
     "EscapedError",
     "describe_error",
+    "fact_of",
     "is_ctrl_c",
     "is_interruption",
     "is_sentence",
-    "name_of",
     "one_line",
     "place_of",
     "shown",
@@ -32,17 +31,12 @@ __all__ = [
 LONGEST = 1000
 """Characters of a plug-in's text that a message repeats."""
 
-LONGEST_NAME = 100
-"""Characters of a class's name that a message repeats."""
-
 MOST_ITEMS = 1000
 """Items of a collection that is written out before it is cut."""
 
 CONTAINERS = (list, tuple, dict, set, frozenset)
 
 ENDS_OF_ITERATION = (StopIteration, StopAsyncIteration)
-
-_written_name = type.__dict__["__name__"].__get__
 
 
 class EscapedError(BaseException):
@@ -90,14 +84,9 @@ def is_sentence(error: BaseException) -> bool:
         return False
 
 
-def name_of(kind: type) -> str:
-    """Return the name of a class of others for the middle of a sentence."""
-    return printable(_written_name(kind), LONGEST_NAME)
-
-
 def one_line(text: object) -> str:
     """Return a text without line breaks, for the middle of a sentence."""
-    return _line(_read(str, text))
+    return _line(text_by(str, text))
 
 
 def shown(value: object) -> str:
@@ -105,7 +94,13 @@ def shown(value: object) -> str:
     kind = type(value)
     if kind in CONTAINERS and (size := len(value)) > MOST_ITEMS:  # type: ignore[arg-type]
         return f"a {name_of(kind)} of {size:,} items"
-    return _line(_read(quote, value))
+    return _line(quote(value))
+
+
+def fact_of(error: BaseException) -> str:
+    """Return an error's type and the first line of its text, for libraries whose errors have many."""
+    lines = text_by(str, error).strip().splitlines()
+    return f"{name_of(type(error))}: {_line(lines[0])}" if lines else name_of(type(error))
 
 
 def describe_error(error: BaseException, code: object) -> str:
@@ -162,17 +157,6 @@ def _own(error: BaseException) -> BaseException:
         if str(error).endswith(f"raised {kind.__name__}"):
             return cause
     return error
-
-
-def _read(write: Callable[[object], str], value: object) -> str:
-    """Return what a value is written as, a plain string; where it cannot be, a clause that says so."""
-    try:
-        return str.__str__(write(value))
-    except BaseException as error:
-        kind, raised = name_of(type(value)), name_of(type(error))
-        if issubclass(type(value), BaseException):
-            return f"its text cannot be read, which raised {raised}"
-        return f"a value of type {kind} whose text cannot be read, which raised {raised}"
 
 
 def _line(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 __all__ = [
     "ConfigError",
     "EngineError",
@@ -16,12 +18,21 @@ __all__ = [
     "TransitionError",
     "WeightVersionError",
     "ignore_report",
+    "name_of",
     "printable",
     "quote",
+    "text_by",
 ]
 
 QUOTED = 100
 """Characters of a value that a message shows."""
+
+LONGEST_NAME = 100
+"""Characters of a class's name that a message repeats."""
+
+PLAIN_KINDS = (int, list, tuple, dict, set, frozenset)
+
+_written_name = type.__dict__["__name__"].__get__
 
 
 class SeerError(Exception):
@@ -115,14 +126,35 @@ class WeightVersionError(SeerError):
 
 def quote(value: object, limit: int = QUOTED) -> str:
     """Return a value as messages show it: its ``repr``, made ``printable``."""
+    return text_by(lambda each: _quoted(each, limit), value)
+
+
+def _quoted(value: object, limit: int) -> str:
     if isinstance(value, str | bytes) and len(value) > limit:
         size = f"{len(value):,} {'characters' if isinstance(value, str) else 'bytes'}"
         return f"{value[:limit]!r}... ({size})"
+    return printable(str.__str__(repr(value)), limit)
+
+
+def text_by(write: Callable[[object], str], value: object) -> str:
+    """Return what a value of others is written as, a plain string; where it cannot be, a clause that says so.
+
+    The methods that give a value its text are code of others: they may raise, and return any string.
+    """
     try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an integer of more digits than Python writes, or a deep list
-        return f"a value of type {type(value).__name__} that is too large to show"
-    return printable(text, limit)
+        return str.__str__(write(value))
+    except BaseException as error:
+        kind, raised = name_of(type(value)), type(error)
+        if type(value) in PLAIN_KINDS and raised in (ValueError, RecursionError):  # so many digits, or levels
+            return f"a value of type {kind} that is too large to show"
+        if issubclass(type(value), BaseException):
+            return f"its text cannot be read, which raised {name_of(raised)}"
+        return f"a value of type {kind} whose text cannot be read, which raised {name_of(raised)}"
+
+
+def name_of(kind: type) -> str:
+    """Return the name of a class of others for the middle of a sentence."""
+    return printable(_written_name(kind), LONGEST_NAME)
 
 
 def printable(text: str, limit: int | None = None, *, keep: str = "") -> str:

@@ -7,6 +7,7 @@ import attrs
 import msgspec
 import pytest
 import structlog
+from seer_session.runtime import Runtime
 
 from seer_core.model import InstanceInfo, PromptGroup
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
@@ -16,7 +17,6 @@ from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.clock import RealClock
 from seer_core.ports.drafting import StepTimes
 from seer_core.ports.engine import ChunkOutput, ChunkPiece, ModelInfo
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Policies
 
 ROOT = Path(__file__).parents[1]

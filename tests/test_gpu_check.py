@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from bench.frame import ROOT
 from bench.gpu import check
 from bench.gpu.check import COULD_NOT_RUN, FAILED, GpuCheck, GpuMachine, exit_status, outcome_of, page
+from bench.harness import ROOT
 
 HERE = "test_gpu_check_functions"
 MACHINE = GpuMachine("cpu", small=True)

@@ -137,26 +137,17 @@ def test_a_third_party_prioritizer_runs_unchanged_on_vllm_s_own_scheduler(new_pl
     assert rows["paced"]["mine"]["plugins"] == ["divided_rollout", "mine"]
 
 
-@pytest.mark.parametrize("slot", EXAMPLE_SLOTS)
-def test_a_new_plug_in_is_well_kept(new_plugin, slot):
-    name = f"a_rather_long_name_for_a_{slot}"
-    project = new_plugin(name, slot)
-    run("-m", "ruff", "check", "--config", ROOT / "pyproject.toml", "--ignore", "D", ".", cwd=project)
-    metadata = tomllib.loads((project / "pyproject.toml").read_text())
-    assert metadata["project"]["name"] == f"seer-{name.replace('_', '-')}"
-    assert metadata["project"]["entry-points"] == {"seer": {name: f"seer_{name}"}}
-    keys = {"engines": f'engine = "{name}"', "kv_pool": f'kv_pool = "{name}"', "placer": f'placer = "{name}"'}
-    enabled = keys.get(slot, f'plugins = ["{name}"]')
-    assert enabled in (project / "README.md").read_text()
-    assert "$" not in "".join(file.read_text() for file in project.rglob("*.py"))
-
-
-def test_new_plug_ins_pass_strict_type_checks(new_plugin, tmp_path):
-    pytest.importorskip("mypy")
-    packages = [new_plugin(f"my_{slot}", slot) / f"seer_my_{slot}" for slot in EXAMPLE_SLOTS]
-    cache = ("--cache-dir", tmp_path / "cache", "--config-file", tmp_path / "none.ini")
-    (tmp_path / "none.ini").write_text("[mypy]\n")
-    run("-m", "mypy", "--strict", *cache, *packages, cwd=tmp_path, MYPYPATH=str(ROOT))
+def test_new_plug_ins_are_well_kept_under_a_long_name(new_plugin):
+    keys = {"engines": "engine = {}", "kv_pool": "kv_pool = {}", "placer": "placer = {}"}
+    for slot in EXAMPLE_SLOTS:
+        name = f"a_rather_long_name_for_a_{slot}"
+        project = new_plugin(name, slot)
+        metadata = tomllib.loads((project / "pyproject.toml").read_text())
+        assert metadata["project"]["name"] == f"seer-{name.replace('_', '-')}"
+        assert metadata["project"]["entry-points"] == {"seer": {name: f"seer_{name}"}}
+        assert keys.get(slot, "plugins = [{}]").format(f'"{name}"') in (project / "README.md").read_text()
+        assert "$" not in "".join(file.read_text() for file in project.rglob("*.py"))
+        run("-m", "ruff", "check", "--config", ROOT / "pyproject.toml", "--ignore", "D", ".", cwd=project)
 
 
 @pytest.mark.parametrize(

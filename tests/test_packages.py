@@ -10,9 +10,9 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from seer_host.installation import COMMAND_EXTRAS, PLUGINS
 
 from reference.packages import repository_entry_points
-from seer_core.installation import COMMAND_EXTRAS, PLUGINS
 
 ROOT = Path(__file__).parents[1]
 META = ROOT / "packages/seer-rollout"
@@ -143,7 +143,7 @@ def test_seer_simulates_from_wheels(wheels, tmp_path):
             [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
 
-    asked = "import seer_core.installation as i; print(i.__file__); print(i.how_to_install('lab', ''))"
+    asked = "import seer_host.installation as i; print(i.__file__); print(i.how_to_install('lab', ''))"
     where, remedy = run("-c", asked).stdout.splitlines()
     assert Path(where).is_relative_to(installed)
     assert remedy == "run `pip install 'seer-rollout[lab]'`"

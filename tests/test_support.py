@@ -21,19 +21,6 @@ def impatient(monkeypatch):
     monkeypatch.setattr(patience, "PATIENCE_S", 0.0)
 
 
-def test_a_wait_returns_the_first_true_value():
-    values = iter([0, None, "", 7, 8])
-    assert eventually(lambda: next(values)) == 7
-    values = iter([0, 3])
-    assert asyncio.run(aeventually(lambda: next(values))) == 3
-
-    async def later():
-        return next(values)
-
-    values = iter([0, 4])
-    assert asyncio.run(aeventually(later)) == 4
-
-
 def test_a_wait_that_fails_shows_threads_tasks_processes_and_logs(impatient, tmp_path):
     (tmp_path / "one.log").write_text("first\nout of memory\n")
     over = threading.Event()
@@ -110,19 +97,6 @@ def test_virtual_time_jumps_from_timer_to_timer_and_stands_still_for_threads():
         return [*times, loop.time()]
 
     assert run_in_virtual_time(story()) == [3600, "a thread", 3610]
-
-
-def test_virtual_time_without_a_timer_waits_for_a_thread_and_not_for_ever(monkeypatch):
-    async def waits(acts):
-        loop, event = asyncio.get_running_loop(), asyncio.Event()
-        if acts:
-            threading.Timer(0.01, loop.call_soon_threadsafe, [event.set]).start()
-        await event.wait()
-
-    run_in_virtual_time(waits(True))
-    monkeypatch.setattr(patience, "PATIENCE_S", 0.0)
-    with pytest.raises(AssertionError, match="nothing happened for 0 s"):
-        run_in_virtual_time(waits(False))
 
 
 def test_a_reserved_port_refuses_connections_and_is_given_to_the_server_that_names_it_alone():

@@ -21,7 +21,7 @@ ADAPTERS = {
 
 def ask(package, spec, monkeypatch):
     """Return what an adapter answers where Python finds this package."""
-    monkeypatch.setattr("seer_core.plugins.interpreters.find_spec", lambda _: spec)
+    monkeypatch.setattr("seer_host.interpreters.find_spec", lambda _: spec)
     [check] = import_module(f"seer_{package}.doctor").seer_doctor()
     return check
 

@@ -35,19 +35,21 @@ def moved_at_random(pair, prompts, sampling, tokens):
     return pair[0].run(respond_all())
 
 
-def expect_blocks_in_the_pool_while_their_chunk_runs(pair, pool, prompt, expected, block, least_bytes):
-    """Write 600 tokens on the one instance, of which the pool has ``least_bytes`` soon, and 40 on the other.
+def expect_blocks_in_the_pool_while_their_chunk_runs(pair, pool, prompt, respond, block, least_bytes):
+    """Write on the one instance until the pool has ``least_bytes``, and 40 tokens more on the other.
 
-    ``expected`` is the response to it by seed 0 at temperature 1 with ``ignore_eos``; the pool is empty.
+    ``respond(tokens)`` is the response to ``prompt`` by seed 0 at temperature 1 with ``ignore_eos``; the pool
+    is empty.
     """
     a, b = pair
-    job = structs.replace(a.job(prompt, 600, 0, GOING_ON), last=False, streams=True)
+    job = structs.replace(a.job(prompt, 900, 0, GOING_ON), last=False, streams=True)
     a.engine.submit(job)
     a.run(a.until(lambda: pool.stats().used_bytes >= least_bytes))
-    assert job.id not in a.answers
+    a.engine.end_chunk(job.id)
     a.run(a.until(lambda: job.id in a.answers))
     output = a.outputs[job.id]
+    assert len(output.token_ids) < job.max_tokens
     text = [*prompt, *output.token_ids]
     [then] = b.run(b.chunks([b.job(text, 40, 0, GOING_ON)]))
-    assert output.token_ids + then.token_ids == expected
+    assert output.token_ids + then.token_ids == respond(len(output.token_ids) + 40)
     assert then.pool_tokens == (len(text) - 1) // block * block

@@ -17,17 +17,17 @@ import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
+from seer_host.shared_weights import SharedWeights
 from seer_kv_local import LocalPool
+from seer_session.runtime import Runtime
 
 from backends.tests.mover import Mover
-from seer_core import SharedWeights
 from seer_core.errors import EngineError
 from seer_core.model import PromptGroup, Sampling, request_seed
 from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import fill_slots
 from seer_core.ports.drafting import StepTimes
 from seer_core.ports.weights import directory
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Slot
 from tests.support.eventually import eventually
 from tests.support.processes import alive
@@ -43,7 +43,7 @@ __all__ = [
 
 PLAIN, GOING_ON = Sampling(1.0), Sampling(1.0, ignore_eos=True)
 SAMPLINGS = {"greedy": Sampling(0.0), "plain": PLAIN}
-TOKENS = 200
+TOKENS = 110
 
 
 def children_of(pid):
@@ -162,14 +162,14 @@ class RanksContract:
     ):
         a, b = pair
         prompt = prompts(1)[0]
-        [first] = a.run(a.chunks([a.job(prompt, 120, 0, PLAIN)]))
-        saved = (len(prompt) + 119) // self.block
+        [first] = a.run(a.chunks([a.job(prompt, 80, 0, PLAIN)]))
+        saved = (len(prompt) + 79) // self.block
         rows = np.frombuffer(pool._memory[a.info.id].memory, np.uint8).reshape(-1, 4096)
         begin = np.flatnonzero(rows.any(axis=1))[-1] * 4096  # in the last part of the last block
         rows.reshape(-1)[begin : begin + 64] ^= 255
         del rows
         before = pool.stats()
-        [second] = b.run(b.chunks([b.job([*prompt, *first.token_ids], TOKENS - 120, 0, PLAIN)]))
+        [second] = b.run(b.chunks([b.job([*prompt, *first.token_ids], TOKENS - 80, 0, PLAIN)]))
         assert [*first.token_ids, *second.token_ids] == list(expected["plain"][0])
         assert pool.stats().since(before).torn_blocks == 1
         assert second.pool_tokens < saved * self.block
@@ -178,7 +178,7 @@ class RanksContract:
         self, pair, cold, models, prompts, expected
     ):
         a, b = pair
-        firsts = a.run(a.chunks([a.job(prompt, 100, i, PLAIN) for i, prompt in enumerate(prompts(3))]))
+        firsts = a.run(a.chunks([a.job(prompt, 70, i, PLAIN) for i, prompt in enumerate(prompts(3))]))
         texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts(3), firsts, strict=True)]
         for i, text in enumerate(texts):
             a.engine.submit(a.job(text, 600, i, GOING_ON))
@@ -189,7 +189,9 @@ class RanksContract:
         assert "rank" in a.losses[0]
 
         def go_on(here):
-            outputs = here.run(here.chunks([here.job(text, 100, i, PLAIN) for i, text in enumerate(texts)]))
+            outputs = here.run(
+                here.chunks([here.job(text, TOKENS - 70, i, PLAIN) for i, text in enumerate(texts)])
+            )
             for output, first, whole in zip(outputs, firsts, expected["plain"], strict=False):
                 assert [*first.token_ids, *output.token_ids] == list(whole)
                 assert output.prefilled_tokens <= self.block
@@ -202,11 +204,11 @@ class RanksContract:
     def test_ranks_asleep_and_awake_again_find_their_kv_in_the_pool(self, pair, cold, prompts, expected):
         here, _ = pair
         prompt = prompts(1)[0]
-        [first] = here.run(here.chunks([here.job(prompt, 120, 0, PLAIN)]))
+        [first] = here.run(here.chunks([here.job(prompt, 80, 0, PLAIN)]))
         assert here.run(here.engine.sleep()) > self.block_bytes
         here.run(here.engine.wake())
         text = [*prompt, *first.token_ids]
-        [second] = here.run(here.chunks([here.job(text, TOKENS - 120, 0, PLAIN)]))
+        [second] = here.run(here.chunks([here.job(text, TOKENS - 80, 0, PLAIN)]))
         assert [*first.token_ids, *second.token_ids] == list(expected["plain"][0])
         assert second.prefilled_tokens <= self.block
 

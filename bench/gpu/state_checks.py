@@ -13,8 +13,7 @@ def weights(machine: GpuMachine) -> list[Row]:
     """Load the model's weights anew from its files, then from shared memory: the tokens stay."""
     import torch
     from safetensors.torch import load_file
-
-    from seer_core.weights.shared import SharedWeights
+    from seer_host.shared_weights import SharedWeights
 
     model = machine.model or MODEL
     tensors = {

@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import click
+from seer_host.installation import COMMAND_EXTRAS, how_to_install
 
 from seer_cli.common import interruptible
 from seer_cli.compare import compare_command
@@ -21,7 +22,6 @@ from seer_cli.report.command import report_command
 from seer_cli.run import run_command
 from seer_cli.status import status_command
 from seer_core.errors import SeerError, quote
-from seer_core.installation import COMMAND_EXTRAS, how_to_install
 from seer_core.json_files import is_text
 
 __all__ = ["COMMANDS", "main"]

@@ -70,7 +70,9 @@ def main_options(command: F) -> F:
     """Add ``--debug`` and ``--log-level``, and turn errors into one line and an exit status."""
 
     @click.option(
-        "--debug", is_flag=True, help="Show tracebacks; end a run where a plug-in changes what it was given."
+        "--debug",
+        is_flag=True,
+        help="Show tracebacks; log calls of hooks; end a run where a plug-in changes what it was given.",
     )
     @click.option(
         "--log-level",
@@ -215,6 +217,18 @@ def _configure_logs(level: str) -> None:
         logger_factory=lambda *names: structlog.WriteLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Log errors alone meanwhile, as of simulated instances whose starts and ends are no news."""
+    before = structlog.get_config()
+    errors = structlog.make_filtering_bound_logger(logging.ERROR)
+    structlog.configure(**{**before, "wrapper_class": errors})
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def degradation_line(degradations: Mapping[str, int], where: str = "") -> str:

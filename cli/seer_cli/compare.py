@@ -12,19 +12,23 @@ import attrs
 import click
 import msgspec
 from rich.table import Table
+from seer_session.prompts import PromptsFile, read_prompts
+from seer_session.runtime import Runtime
 
-from seer_cli.common import config_options, degradation_line, main_options, run_async
-from seer_cli.comparison import FIGURES, Arm, ArmResult, arms_of, compare, left_out
+from seer_cli.common import config_options, degradation_line, main_options, quiet_logs, run_async
+from seer_cli.comparison import FIGURES, Arm, ArmResult, arms_of, compare, left_out, show_figure
 from seer_cli.display import Display
+from seer_cli.emulation import Emulated, WrittenResponses, emulated_table, find_emulator
 from seer_cli.finished_arms import FinishedArms, fingerprint
+from seer_cli.machine import FIXED_WORK, drift_in_words, probe_machine
 from seer_cli.output import InputPath, check_writable, write_json
 from seer_cli.report.options import DASHBOARD_OPTION, REPORT_OPTION
 from seer_cli.tables import print_table, table_console
+from seer_core.model import InstanceInfo
 from seer_core.plugins.config import Config
 from seer_core.plugins.loading import Assembly, Strategies, assemble, fill_slots
+from seer_core.ports.engine import HeldClock, MachineProbe
 from seer_core.ports.policy import Observer
-from seer_core.runtime.prompts import PromptsFile, read_prompts
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import CORE, Policies, Slot
 
 if TYPE_CHECKING:
@@ -39,8 +43,7 @@ DRAFTING = ("acceptance_length", "drafting_share")
 RARE = ("pool_tokens", "overrun_share")
 """Figures shown only where an arm has some."""
 
-FORMS = {"acceptance_length": ".2f", "drafting_share": ".1%", "overrun_share": ".1%"}
-"""How figures are shown that have no ratio to the baseline."""
+FIXED_WORK_TITLE = "fixed work in the workers, s"
 
 
 @click.command("compare")
@@ -79,6 +82,10 @@ def compare_command(
     baseline shares no KV.  Plug-ins that only watch do so in every arm.  Checks that every arm gives the
     baseline's tokens: exit status 1 if one does not.
 
+    Times are those of the machine, and other programs change them: a fixed piece of work before, between
+    and after the arms shows by how much.  With [compare.emulated] in CONFIG a second table has the same
+    responses on an emulated accelerator, where no load changes any time.
+
     \b
     Example:
       seer compare examples/tiny_reasoner/demo.toml --repeat 3 --out out/compare --json out/compare.json
@@ -88,8 +95,10 @@ def compare_command(
     path = prompts if prompts is not None else config.base_dir / config.compare.prompts
     check_writable(json_file, report, inputs=[path])
     assembly = assemble(config)
-    for arm in arms_of(config):
+    arms_wanted = arms_of(config)
+    for arm in arms_wanted:
         fill_slots(config.with_plugins(arm.enabled))
+    emulator = find_emulator(config) if config.compare.emulated.on else None
     for name in left_out(config):
         click.echo(f"not compared: {name!r}; to compare it too, name it in [compare].techniques", err=True)
     fleet = assembly.fleet
@@ -102,13 +111,25 @@ def compare_command(
             from seer_cli.report.dashboard import Dashboard
 
             dashboard = stack.enter_context(Dashboard("Seer: techniques compared", dashboard_port))
-        results = run_async(_compare(config, assembly, read, repeat, finished, readers, dashboard))
+        results, instances = run_async(_compare(config, assembly, read, repeat, finished, readers, dashboard))
     baseline = results[0]
+    documents = [result.to_json(baseline) for result in results]
     if json_file is not None:
-        write_json(json_file, [result.to_json(baseline) for result in results])
+        write_json(json_file, documents)
     _print(results, read, repeat)
     if report is not None:
         _write_report(report, results, readers)
+    if isinstance(emulator, str):
+        click.echo(f"\n{emulator}")
+    elif emulator is not None and baseline.written is not None:
+        outcome = baseline.written
+        responses = WrittenResponses(read.groups, outcome.tokens, outcome.cut, arms_wanted, instances)
+        with quiet_logs():
+            emulated = emulator(responses)
+        _print_emulated(emulated)
+        if json_file is not None:
+            pairs = zip(documents, emulated.to_json(), strict=True)
+            write_json(json_file, [document | {"emulated": arm} for document, arm in pairs])
     if not all(result.tokens_equal for result in results):
         sys.exit(1)
 
@@ -121,8 +142,11 @@ async def _compare(
     finished: FinishedArms,
     readers: Mapping[str, RunReader],
     dashboard: Dashboard | None,
-) -> list[ArmResult]:
-    """Run the comparison; an arm's reader, if there is one, reads its first repeat."""
+) -> tuple[list[ArmResult], list[InstanceInfo]]:
+    """Run the comparison, and return what each arm gave, and what the instances can hold.
+
+    An arm's reader, if there is one, reads its first repeat.
+    """
     count, engine = len(assembly.fleet.engines), " and ".join(config.seer.engines)
     click.echo(f"starting {count} {engine} instances ...", err=True)
     assembly = attrs.evolve(assembly, strategies=Strategies(Policies()))
@@ -139,7 +163,21 @@ async def _compare(
             yield display.slot, *reading
 
     async with Runtime(assembly, config.seer, config.rollout) as runtime:
-        return await compare(runtime, config, read.groups, repeat=repeat, watch=watch, finished=finished)
+        instances = list(runtime.alive.values())
+
+        async def probe() -> MachineProbe | None:
+            return await probe_machine(runtime.engines.values())
+
+        results = await compare(
+            runtime,
+            config,
+            read.groups,
+            repeat=repeat,
+            watch=watch,
+            finished=finished,
+            probe=None if isinstance(assembly.fleet.clock, HeldClock) else probe,
+        )
+        return results, instances
 
 
 def _readers(config: Config) -> dict[str, RunReader]:
@@ -176,10 +214,21 @@ def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None
     console.print(f"{requests} responses of {len(read.groups)} groups{runs}")
     print_table(_table(results))
     console.print(f"{baseline.summaries[0].tokens:,} tokens per arm; (x): ratio to the baseline")
+    probes = [probe for result in results for pair in result.probes for probe in pair]
+    if probes:
+        console.print(drift_in_words(probes))
     for result in results:
         for summary in result.summaries:
             if summary.degradations:
                 console.print(degradation_line(summary.degradations, f" in {result.arm.name}"))
+
+
+def _print_emulated(emulated: Emulated) -> None:
+    console = table_console()
+    console.print(f"\n{emulated.title}")
+    print_table(emulated_table(emulated))
+    for sentence in emulated.about:
+        console.print(sentence)
 
 
 def _table(results: Sequence[ArmResult]) -> Table:
@@ -196,6 +245,8 @@ def _table(results: Sequence[ArmResult]) -> Table:
         if figure in RARE and not any(any(result.stats.values[figure]) for result in results):
             continue
         table.add_row(title, *(_cell(result, figure, baseline) for result in results))
+    if all(FIXED_WORK in result.stats.values for result in results):
+        table.add_row(FIXED_WORK_TITLE, *(_cell(result, FIXED_WORK, baseline) for result in results))
     same = ("yes" if each.tokens_equal else f"{len(each.differing)} differ" for each in results)
     table.add_row("same tokens", *same)
     return table
@@ -203,9 +254,6 @@ def _table(results: Sequence[ArmResult]) -> Table:
 
 def _cell(result: ArmResult, figure: str, baseline: ArmResult) -> str:
     value, least, most = result.stats.spread(figure)
-    form = FORMS.get(figure, ",.1f" if figure.endswith("time_s") else ",.0f")
-    text = format(value, form)
-    ratio = result.stats.ratio(figure, baseline.stats)
-    if result is not baseline and ratio is not None and figure not in FORMS:
-        text += f" ({ratio:.2f}x)"
+    ratio = None if result is baseline else result.stats.ratio(figure, baseline.stats)
+    text = show_figure(figure, value, ratio)
     return text if least == most else f"{text}\n[{least:,.4g}, {most:,.4g}]"

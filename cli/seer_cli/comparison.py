@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import attrs
 import msgspec
+from seer_session.runtime import Runtime
 
 from seer_cli.finished_arms import ArmOutcome, FinishedArms
+from seer_cli.machine import FIXED_WORK, mean_wall_s
 from seer_cli.stats import Stats
 from seer_core.errors import ConfigError
 from seer_core.model import PromptGroup
 from seer_core.model.results import RolloutResult, Summary
 from seer_core.plugins.config import Config
 from seer_core.plugins.loading import fill_slots, installed, load, unknown_plugin
+from seer_core.ports.engine import MachineProbe
 from seer_core.ports.kv import KVPool
 from seer_core.ports.policy import Observer
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Slot
 
-__all__ = ["FIGURES", "Arm", "ArmResult", "arms_of", "compare", "left_out", "plugins_of", "with_lengths"]
+__all__ = [
+    "FIGURES",
+    "Arm",
+    "ArmResult",
+    "arms_of",
+    "compare",
+    "left_out",
+    "plugins_of",
+    "show_figure",
+    "with_lengths",
+]
 
 FIGURES = {
     "throughput_tokens_per_s": "tokens per second",
@@ -37,6 +49,12 @@ FIGURES = {
 }
 """Fields of ``Summary`` that a comparison shows, each as a ratio to the baseline too, and their titles."""
 
+FORMS = {"acceptance_length": ".2f", "drafting_share": ".1%", "overrun_share": ".1%", FIXED_WORK: ".2f"}
+"""How figures are shown, other than numbers without and times with one decimal."""
+
+WITHOUT_RATIO = ("acceptance_length", "drafting_share", "overrun_share")
+
+Probe = Callable[[], Awaitable[MachineProbe | None]]
 Watch = Callable[["Arm", int], AbstractContextManager[Sequence[Slot[Observer]]]]
 
 
@@ -73,13 +91,25 @@ class Arm(msgspec.Struct, frozen=True):
         return (*self.plugins, *self.observers)
 
 
+def show_figure(figure: str, value: float, ratio: float | None = None) -> str:
+    """Return a figure as tables show it, with its ratio to the baseline where that says something."""
+    form = FORMS.get(figure, ",.1f" if figure.endswith("time_s") else ",.0f")
+    return format(value, form) + ("" if ratio is None or figure in WITHOUT_RATIO else f" ({ratio:.2f}x)")
+
+
 @attrs.define(eq=False)
 class ArmResult:
-    """One arm's summaries, one per repeat, and whether its tokens were the baseline's."""
+    """One arm's summaries, one per repeat, and whether its tokens were the baseline's.
+
+    ``probes`` has how fast the machine was before and after each repeat, where it was measured.  ``written``
+    is the outcome with which all others are compared, if it is of this arm.
+    """
 
     arm: Arm
     summaries: list[Summary] = attrs.Factory(list)
     differing: list[str] = attrs.Factory(list)
+    probes: list[tuple[MachineProbe, MachineProbe]] = attrs.Factory(list)
+    written: ArmOutcome | None = None
 
     @property
     def tokens_equal(self) -> bool:
@@ -89,7 +119,10 @@ class ArmResult:
     @property
     def stats(self) -> Stats:
         """The arm's figures, repeat by repeat."""
-        return Stats({name: [getattr(each, name) for each in self.summaries] for name in FIGURES})
+        values = {name: [float(getattr(each, name)) for each in self.summaries] for name in FIGURES}
+        if self.summaries and len(self.probes) == len(self.summaries):
+            values[FIXED_WORK] = [mean_wall_s(each) for each in self.probes]
+        return Stats(values)
 
     def to_json(self, baseline: ArmResult) -> dict[str, object]:
         """Return the object that ``seer compare --json`` writes for this arm."""
@@ -101,6 +134,7 @@ class ArmResult:
             "tokens_equal_to_baseline": self.tokens_equal,
             "repeats": len(self.summaries),
             "ratio_to_baseline": self.stats.ratios(baseline.stats),
+            "probes": msgspec.to_builtins(self.probes),
         }
 
 
@@ -159,19 +193,22 @@ async def compare(
     repeat: int = 1,
     watch: Watch = lambda arm, number: nullcontext(()),
     finished: FinishedArms | None = None,
+    probe: Probe | None = None,
 ) -> list[ArmResult]:
     """Roll out ``groups`` under every arm, ``repeat`` times, on the same engines, caches cold.
 
     The baseline goes without the KV pool, as what it stands for does.  The arms' order turns by one with
     each repeat, so that a drift of the machine hits all alike.
     ``watch`` makes, per arm and repeat, a context in which it runs and whose observers see it.  What
-    ``finished`` has is not run again, and what is run goes there.
+    ``finished`` has is not run again, and what is run goes there.  ``probe`` measures the machine's speed
+    before, between and after the arms; None where it cannot.
     """
     finished = finished or FinishedArms()
     results = {arm.name: ArmResult(arm) for arm in arms_of(config)}
     kv_pool = runtime.kv_pool
     arms = [result.arm for result in results.values()]
     first: ArmOutcome | None = None
+    before = None if probe is None else await probe()
     for number in range(repeat):
         turn = number % len(arms)
         for arm in [*arms[turn:], *arms[:turn]]:
@@ -181,17 +218,24 @@ async def compare(
                 with watch(arm, number) as observers:
                     pool = kv_pool if arm.shares_kv else None
                     rolled_out = await _roll_out(runtime, config, arm, chosen, observers, pool)
-                outcome = _outcome(arm, number, rolled_out)
+                after = None if probe is None else await probe()
+                probes = None if before is None or after is None else (before, after)
+                outcome, before = _outcome(arm, number, rolled_out, probes), after
                 finished.keep(outcome)
             first = first or outcome
             result = results[arm.name]
+            result.written = result.written or (outcome if outcome is first else None)
+            if outcome.probes is not None:
+                result.probes.append(outcome.probes)
             result.summaries.append(outcome.summary)
             differing = {name for name, ids in first.tokens.items() if outcome.tokens.get(name) != ids}
             result.differing = sorted(differing.union(result.differing))
     return list(results.values())
 
 
-def _outcome(arm: Arm, number: int, result: RolloutResult) -> ArmOutcome:
+def _outcome(
+    arm: Arm, number: int, result: RolloutResult, probes: tuple[MachineProbe, MachineProbe] | None
+) -> ArmOutcome:
     completions = result.completions
     return ArmOutcome(
         arm.name,
@@ -199,6 +243,7 @@ def _outcome(arm: Arm, number: int, result: RolloutResult) -> ArmOutcome:
         result.summary,
         {each.request_id: list(each.token_ids) for each in completions},
         {each.request_id: each.finish_reason == "length" for each in completions},
+        probes=probes,
     )
 
 

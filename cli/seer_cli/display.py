@@ -12,7 +12,7 @@ from typing import TextIO
 from rich.console import Console, Group
 from rich.live import Live
 
-from seer_cli.frame import frame_of, line_of
+from seer_cli.display_frame import frame_of, line_of
 from seer_cli.progress import RunProgress
 from seer_core.model.events import Command, Event
 from seer_core.ports.policy import Observer

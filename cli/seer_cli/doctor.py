@@ -6,14 +6,14 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
 
 from seer_cli.verl_environment import examine_verl
 from seer_core.error_origin import describe_error
 from seer_core.errors import SeerError
 from seer_core.plugins.config import Config
+from seer_core.plugins.hooks import Plugin, SeerPluginManager
 from seer_core.plugins.hookspecs import Check, Startup
-from seer_core.plugins.loading import Plugin, installed, load, load_enabled, startup_of
+from seer_core.plugins.loading import installed, load, load_enabled, startup_of
 
 __all__ = ["examine"]
 
@@ -25,28 +25,34 @@ def examine(config: Config | None) -> list[Check]:
     """Examine the core and the plug-ins that a config enables, or all that are installed, and verl."""
     checks = [_python(), _machine()]
     if config is not None:
-        startup = startup_of(config)
-        for _, plugin in load_enabled(config):
-            checks += _ask(plugin, plugin.settings, startup)
-        return checks
+        plugins = [plugin for _, plugin in load_enabled(config)]
+        manager = SeerPluginManager(plugins, config)
+        return [*checks, *(check for each in plugins for check in _ask(manager, each, startup_of(config)))]
     for name in installed():
         try:
             plugin = load(name, None, name)
+            manager = SeerPluginManager([plugin])
         except SeerError as error:
             checks.append(Check(name, False, str(error), "reinstall or uninstall it"))
             continue
-        checks += _ask(plugin, None, None)
+        checks += _ask(manager, plugin, None)
     return [*checks, examine_verl(Path(sys.prefix).parent / ".venv-verl" / "bin" / "python")]
 
 
-def _ask(plugin: Plugin, settings: Any, startup: Startup | None) -> list[Check]:
-    if plugin.doctor is None:
-        return []
+def _ask(manager: SeerPluginManager, plugin: Plugin, startup: Startup | None) -> list[Check]:
     try:
-        return plugin.doctor(settings=settings, startup=startup)
+        answers = manager.call(plugin, "doctor", settings=plugin.settings, startup=startup)
+        return [check for answer in answers for check in answer]
     except Exception as error:
-        finding = f"hook 'seer_doctor' raised {describe_error(error, plugin.module)}"
-        return [Check(plugin.name, False, finding, "report it to its author")]
+        name, module = manager.who_raised(plugin, "doctor", error)
+        return [
+            Check(
+                name,
+                False,
+                f"hook 'seer_doctor' raised {describe_error(error, module)}",
+                "report it to its author",
+            )
+        ]
 
 
 def _python() -> Check:

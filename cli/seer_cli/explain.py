@@ -8,15 +8,15 @@ from pathlib import Path
 import click
 import msgspec
 from rich.table import Table
+from seer_trace.records import TraceRecord, read_trace
+from seer_trace.request_life import LifeReader, RequestLife
 
 from seer_cli.common import main_options
-from seer_cli.life_words import COLUMNS_OF_LIFE, beginning, rows_of_life, sums
 from seer_cli.output import JSON_OPTION, TRACE, InputPath, check_writable, write_json
+from seer_cli.request_wording import COLUMNS_OF_LIFE, beginning, rows_of_life, sums
 from seer_cli.tables import print_table, prose
 from seer_core.errors import InputError, quote
 from seer_core.model.events import GroupsSubmitted
-from seer_core.model.request_life import LifeReader, RequestLife
-from seer_core.scheduling.trace import TraceRecord, read_trace
 
 __all__ = ["explain_command", "life_of"]
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 import msgspec
+from seer_trace.chunk_runs import ChunkFollower, ChunkRun
+from seer_trace.records import TraceRecord, read_trace
 
 from seer_cli.chunk_tables import check_parquet, write_csv, write_parquet
 from seer_cli.common import main_options
 from seer_cli.output import TRACE, InputPath, check_writable, replacing
 from seer_cli.perfetto import trace_events
 from seer_core.errors import InputError
-from seer_core.model.chunk_runs import ChunkFollower, ChunkRun
-from seer_core.scheduling.trace import TraceRecord, read_trace
 
 __all__ = ["export_command"]
 

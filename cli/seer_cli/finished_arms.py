@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from seer_host.line_files import claim
 
 from seer_cli.output import replacing, unwritable
 from seer_core.errors import InputError, OutputError
 from seer_core.json_files import UNREADABLE
-from seer_core.line_files import claim
 from seer_core.model import PromptGroup
 from seer_core.model.results import Summary
+from seer_core.ports.engine import MachineProbe
 
 if TYPE_CHECKING:
     from seer_core.plugins.config import Config
@@ -38,6 +39,8 @@ class ArmOutcome(msgspec.Struct, frozen=True):
     """The tokens of each response, by request."""
     cut: dict[str, bool]
     """Whether the limit on its tokens cut a response, by request."""
+    probes: tuple[MachineProbe, MachineProbe] | None = None
+    """How fast the machine was before and after it, if that was measured."""
     comparison: str = ""
     """The ``fingerprint`` of the comparison that it is of."""
 

@@ -49,8 +49,10 @@ def offers(name: str) -> tuple[str, ...]:
     names: set[str] = set()
     for node in ast.walk(_parsed(name)):
         match node:
-            case ast.FunctionDef(name=name):
-                names.add(name)
+            case ast.FunctionDef(name=name, decorator_list=marks):
+                options = {key.arg: key.value for mark in marks for key in getattr(mark, "keywords", ())}
+                if not {"wrapper", "hookwrapper"} & options.keys():
+                    names.add(getattr(options.get("specname"), "value", name))
             case ast.ImportFrom(names=imported):
                 names.update(each.asname or each.name for each in imported)
             case ast.Assign(targets=targets):

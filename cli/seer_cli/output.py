@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 import msgspec
+from seer_host.line_files import is_special, new_beside
 
 from seer_core.errors import OutputError
-from seer_core.line_files import is_special, new_beside
 
 __all__ = [
     "JSON_OPTION",

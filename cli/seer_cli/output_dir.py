@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import Any, Literal
 
 import msgspec
+from seer_host.line_files import LineFile, claim
 from seer_journal import DiskJournal, Safety
+from seer_trace.records import TraceWriter
 
 from seer_cli.output import RUN_FILES, TRACE, unwritable, write_json
 from seer_cli.status import StatusFile
 from seer_core.errors import OutputError
-from seer_core.line_files import LineFile, claim
 from seer_core.model import Completion
-from seer_core.scheduling.trace import TraceWriter
 
 __all__ = ["OutputDir"]
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import attrs
+from seer_trace.chunk_runs import FIGURES, ChunkFollower, ChunkRun
+from seer_trace.records import TraceRecord
 
 from seer_cli.chunk_slots import ChunkSlots
-from seer_core.model.chunk_runs import FIGURES, ChunkFollower, ChunkRun
 from seer_core.model.events import Complete, Dispatch, GroupsSubmitted
-from seer_core.scheduling.trace import TraceRecord
 
 __all__ = ["trace_events"]
 

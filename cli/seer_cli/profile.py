@@ -9,6 +9,7 @@ import attrs
 import click
 import msgspec
 from rich.table import Table
+from seer_session.runtime import Runtime
 
 from seer_cli.common import config_options, main_options, run_async
 from seer_cli.output import check_writable, write_json
@@ -19,7 +20,6 @@ from seer_core.plugins.config import Config
 from seer_core.plugins.loading import Assembly, assemble
 from seer_core.ports.drafting import StepTimes
 from seer_core.ports.engine import PlainFleet
-from seer_core.runtime.runtime import Runtime
 
 __all__ = ["profile_command"]
 

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 import attrs
+from seer_trace.chunk_runs import Cause, ChunkFollower, ChunkRun, InstanceLoad, group_of
 
-from seer_core.model.chunk_runs import Cause, ChunkFollower, ChunkRun, InstanceLoad, group_of
 from seer_core.model.events import (
     ChunkFinished,
     Command,

@@ -13,11 +13,13 @@ from typing import Any, Literal
 import click
 import msgspec
 from seer_journal import DiskJournal, Safety
+from seer_session.prompts import PromptsFile, read_prompts
+from seer_session.runtime import Runtime
 
 from seer_cli.common import config_options, degradation_line, main_options, run_async
 from seer_cli.controls import RunControls, watched
 from seer_cli.display import Display
-from seer_cli.frame import standing
+from seer_cli.display_frame import standing
 from seer_cli.installed import describe
 from seer_cli.output import RUN_FILES, InputPath, check_apart, check_writable, write_json
 from seer_cli.output_dir import OutputDir
@@ -28,8 +30,6 @@ from seer_core.plugins.config import Config
 from seer_core.plugins.loading import Assembly, assemble
 from seer_core.ports.kv import PoolStats
 from seer_core.ports.policy import Observer
-from seer_core.runtime.prompts import PromptsFile, read_prompts
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import CORE
 
 __all__ = ["run_command"]

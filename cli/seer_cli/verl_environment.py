@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from seer_host.installation import in_checkout
+from seer_host.interpreters import versions_under
+
 from seer_core.errors import SeerError
-from seer_core.installation import in_checkout
 from seer_core.plugins.hookspecs import Check
-from seer_core.plugins.interpreters import versions_under
 
 __all__ = ["examine_verl"]
 

@@ -330,7 +330,7 @@ def test_a_part_that_is_empty_or_missing_and_inverted_colours_change_the_picture
 LIVE = """
 import sys, time
 from seer_cli.report.dashboard import Dashboard
-from seer_core.scheduling.trace import read_trace
+from seer_trace.records import read_trace
 def control(command):
     print(command.do, command.what, flush=True)
     return f"did {command.do} {command.what}"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from seer_core import Completion, Runtime
+from seer_session import Completion, Runtime
 
 
 async def fill_batch(

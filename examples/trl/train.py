@@ -12,11 +12,10 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # `rollout_func` may change, which
 
 import torch
 from datasets import Dataset
+from seer_session import Session
 from seer_trl import SeerRollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
-
-from seer_core import Session
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tiny_reasoner"))
 

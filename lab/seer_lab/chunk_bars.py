@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Iterable
 
 import attrs
+from seer_trace.records import TraceRecord
 
 from seer_core.errors import InputError
 from seer_core.model.events import (
@@ -18,7 +19,6 @@ from seer_core.model.events import (
     InstanceStopped,
     RequestsAborted,
 )
-from seer_core.scheduling.trace import TraceRecord
 
 __all__ = ["TAIL_SHARE", "ChunkBar", "RolloutBars", "bars_of"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from seer_cli.common import main_options
 from seer_cli.output import check_writable, names_of_runs
+from seer_trace.records import read_trace
 
-from seer_core.scheduling.trace import read_trace
 from seer_lab.chunk_bars import bars_of
 from seer_lab.drawing import importing_to_draw
 

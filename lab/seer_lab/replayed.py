@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from seer_host.installation import how_to_get_plugin
 from seer_sim.replayed import SEGMENT_TOKENS, DraftedText, ReplayedDrafts, ReplayedResponse
 
 from seer_core.errors import ConfigError
-from seer_core.installation import how_to_get_plugin
 from seer_lab.workloads import Workload
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import attrs
 import msgspec
 from seer_cli.garbage import no_collections
+from seer_session.runtime import Runtime
 from seer_sim.account import StepAccount
 from seer_sim.engine import SimEngine
 from seer_sim.plugin import Settings, make_fleet
@@ -24,7 +25,6 @@ from seer_core.plugins.loading import Assembly, assemble
 from seer_core.ports.engine import EngineFleet
 from seer_core.ports.environment import Environment
 from seer_core.ports.policy import Observer
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import CORE
 from seer_lab.lengths import GroupLengths, TrueLengths, last_epoch
 from seer_lab.paced import ENGINE, SCHEDULERS, paced, paced_fleet

@@ -17,13 +17,13 @@ from seer_cli.output import TRACE
 from seer_cli.profiles import Profile
 from seer_sim.acceptance import POSITIONS
 from seer_sim.drafts import Drafts
+from seer_trace.records import read_trace
 
 from seer_core.errors import ConfigError, PromptError, quote
 from seer_core.json_files import JsonFormat
 from seer_core.model import ChunkRecord, Completion, InstanceInfo
 from seer_core.model.events import InstanceReported, InstanceStarted
 from seer_core.plugins.config import Config
-from seer_core.scheduling.trace import read_trace
 from seer_lab.fit import Fit, fit
 from seer_lab.recorded import read_recorded
 from seer_lab.texts import RecordedText

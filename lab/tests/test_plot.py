@@ -6,9 +6,9 @@ import sys
 
 import pytest
 from seer_lab.chunk_bars import bars_of
+from seer_trace.records import read_trace
 
 from seer_core.errors import InputError
-from seer_core.scheduling.trace import read_trace
 
 
 @pytest.fixture

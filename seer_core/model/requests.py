@@ -308,6 +308,10 @@ class InstanceStatus:
     """The requests that it runs."""
     reported_waiting: int = 0
     """The requests that wait inside it."""
+    token_s: float = 0.0
+    """How long a request's token took there lately; 0 where that was not measured yet."""
+    slowness: float = 1.0
+    """How many times as long it takes as on the others, at like loads; 1 while no difference is sure."""
     id: str = attrs.field(init=False)
     """The instance's id."""
 
@@ -447,7 +451,7 @@ class Completion(msgspec.Struct, frozen=True):
     reward: float | None = None
     """The sum of the rewards that its environment gave; none where it gave none."""
     error: str | None = None
-    """The reason, in words, why its environment failed, with finish reason ``error``."""
+    """The reason, in words, why its environment or its last chunk failed, with finish reason ``error``."""
 
     @property
     def whole(self) -> bool:

@@ -22,6 +22,7 @@ from seer_core.scheduling.scheduler import CORE
 __all__ = [
     "CompareTable",
     "Config",
+    "EmulatedTable",
     "RestartsTable",
     "RolloutTable",
     "SeerTable",
@@ -137,7 +138,9 @@ class SeerTable(Struct, frozen=True):
     config file. Empty stands for the temporary directory, ``none`` for no copy.
     """
     debug: bool = False
-    """Ends a run where a plug-in changes what it was given, or an observer raises. ``--debug`` sets it."""
+    """Ends a run where a plug-in changes what it was given, or an observer raises, and logs each call of a
+    hook. ``--debug`` sets it.
+    """
     slots: SlotsTable = SlotsTable()
     """The plug-in for each slot that several enabled ones offer to fill."""
     turns: TurnsTable = TurnsTable()
@@ -164,6 +167,19 @@ class RolloutTable(SamplingChoice, frozen=True, forbid_unknown_fields=False, omi
     """Tokens are drawn from so many of the most probable ones; 0 means no limit."""
 
 
+class EmulatedTable(Struct, frozen=True):
+    """``[compare.emulated]``: a second table, of the same responses on an emulated accelerator.
+
+    Its times are virtual, so it is the same on any machine, however busy that is.  Arms, instances and
+    their KV are those of the comparison.
+    """
+
+    on: str = ""
+    """The model and GPUs, by the names of ``seer sim --on``. Empty leaves the table out."""
+    set: tuple[str, ...] = ()
+    """Keys that differ there, each as for ``--set``, such as settings that suit a CPU alone."""
+
+
 class CompareTable(Struct, frozen=True):
     """``[compare]``: the arms of ``seer compare``, as lists of plug-ins.
 
@@ -183,6 +199,8 @@ class CompareTable(Struct, frozen=True):
     """The plug-ins of an arm that is given the lengths which the baseline found; an empty list leaves the arm
     out. Without it: ``divided_rollout``, ``oracle_longest_first``.
     """
+    emulated: EmulatedTable = EmulatedTable()
+    """A second table, of the same responses on an emulated accelerator."""
 
 
 class Config(Struct, frozen=True):
@@ -206,6 +224,8 @@ class Config(Struct, frozen=True):
     """The directory to which relative paths refer: that of the file."""
     origins: Mapping[str, str]
     """Where each key that was set was set: the file, or ``--set``."""
+    blocked: tuple[str, ...] = ()
+    """The plug-ins that ``-p no:NAME`` leaves out."""
 
     def with_plugins(self, plugins: Sequence[str]) -> Config:
         """Return the same configuration with other plug-ins enabled; ``[seer.slots]`` chooses among them."""
@@ -292,6 +312,7 @@ def make_config(
         _tables(tree, "launcher"),
         base_dir.absolute(),
         origins,
+        gone,
     )
 
 

@@ -1,77 +1,170 @@
-"""The hooks of a plug-in: read off its module, and checked."""
+"""The hooks of plug-ins: read off their modules, checked, and called by pluggy."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from traceback import walk_tb
 from typing import Any
 
 import attrs
 import pluggy
+import structlog
 
-from seer_core.error_origin import one_line
+from seer_core.error_origin import one_line, shown
 from seer_core.errors import PluginError
 from seer_core.plugins import hookspecs
-from seer_core.plugins.config import nearest
+from seer_core.plugins.config import Config, nearest
 from seer_core.plugins.hookspecs import PROJECT
 
-__all__ = ["HOOKS", "Hook", "read_hooks"]
+__all__ = ["FACTORY", "HOOKS", "Plugin", "SeerPluginManager", "read_hooks"]
+
+log = structlog.get_logger("seer")
 
 FACTORY = "seer_make_"
+"""How the name of a slot's hook begins."""
+
 HOOKS = {
-    name.removeprefix(FACTORY) if name.startswith(FACTORY) else name.removeprefix("seer_"): name
-    for name in vars(hookspecs)
-    if name.startswith("seer_")
+    hook.removeprefix("seer_").removeprefix("make_"): hook for hook in vars(hookspecs) if hook[:5] == "seer_"
 }
 """What a plug-in may implement, ``doctor`` or a slot, to the name of the hook; in the order of the calls."""
 
+Function = Callable[..., Any]
 
-@attrs.frozen
-class Hook:
-    """A plug-in's function for a hook, and those of our arguments that it asks for."""
-
-    function: Callable[..., Any]
-    accepts: tuple[str, ...]
-
-    def __call__(self, **arguments: Any) -> Any:
-        """Call it as pluggy does: with what it asks for."""
-        return self.function(**{name: arguments[name] for name in self.accepts})
+options_of = pluggy.PluginManager(PROJECT).parse_hookimpl_opts
+"""Returns the options of the marker at an attribute, or None where there is no marker."""
 
 
-def read_hooks(name: str, namespace: Any) -> dict[str, Hook]:
-    """Return the hooks that a plug-in's module or object implements, by slot.
+@attrs.frozen(eq=False)
+class Plugin:
+    """A loaded plug-in: its name in the config, its module, its checked settings, and its hooks by slot.
+
+    ``hooks`` has the functions that answer the hook of a slot; none where the plug-in only wraps it.
+    """
+
+    name: str
+    module: str
+    namespace: Any
+    settings: Any
+    hooks: Mapping[str, tuple[Function, ...]]
+
+    def asks(self, slot: str, argument: str) -> bool:
+        """Return whether its hook for a slot asks for an argument."""
+        return any(argument in inspect.signature(each).parameters for each in self.hooks[slot])
+
+
+class SeerPluginManager(pluggy.PluginManager):
+    """pluggy's manager of one run's plug-ins, which calls a hook for one plug-in at a time.
+
+    So each call has the settings of the plug-in that answers.  The wrappers of all go round it.
+    """
+
+    def __init__(self, plugins: Sequence[Plugin], config: Config | None = None) -> None:
+        """Register plug-ins, so that pluggy calls them in this order, but for those that ``config`` blocks.
+
+        With ``[seer].debug`` each call of a hook is logged.
+
+        Raises:
+            PluginError: pluggy refuses a hook, or an object in place of a module that equals another one.
+        """
+        super().__init__(PROJECT)
+        self.add_hookspecs(hookspecs)
+        if config is not None:
+            if config.seer.debug:
+                self.trace.root.setwriter(lambda text: log.info("pluggy", trace=one_line(text)))
+                self.enable_tracing()
+            for name in {*config.blocked} - {plugin.name for plugin in plugins}:
+                self.set_blocked(name)
+        for plugin in reversed(plugins):  # pluggy calls first what was registered last
+            try:
+                if plugin.namespace not in self.get_plugins():
+                    self.register(plugin.namespace, plugin.name)
+            except (pluggy.PluginValidationError, TypeError) as error:
+                raise PluginError(f"pluggy refuses plug-in {plugin.name!r}: {one_line(error)}") from error
+
+    def answering(self, slot: str, plugins: Iterable[Plugin]) -> list[Plugin]:
+        """Return the plug-ins that answer the hook of a slot, in the order in which pluggy calls them."""
+        order = [impl.plugin for impl in reversed(getattr(self.hook, HOOKS[slot]).get_hookimpls())]
+        answering = (plugin for plugin in plugins if plugin.hooks.get(slot))
+        return sorted(answering, key=lambda plugin: order.index(plugin.namespace))
+
+    def call(self, plugin: Plugin, slot: str, made: list[Any] | None = None, **arguments: Any) -> list[Any]:
+        """Call the hook of one plug-in, wrappers included, and return its answers.
+
+        With ``made``, its answers to an earlier call, its own functions are not called.
+
+        Raises:
+            PluginError: a wrapper returned something else.
+        """
+        self.trace("plug-in", plugin.name)
+        if made is None:
+            answers = self._caller(plugin.namespace, slot)(**arguments)
+        else:
+            extra = [partial(list.__getitem__, made, at) for at in reversed(range(len(made)))]
+            answers = self._caller(None, slot).call_extra(extra, arguments)
+        if isinstance(answers, list):
+            return answers
+        wrappers = " and ".join(repr(impl.plugin_name) for impl in self._caller(None, slot).get_hookimpls())
+        raise PluginError(
+            f"hook {HOOKS[slot]!r}, which {wrappers} wraps, returned {shown(answers)}; let the wrapper return"
+            " the list that its `yield` gives"
+        )
+
+    def who_raised(self, plugin: Plugin, slot: str, error: BaseException) -> tuple[str, str]:
+        """Return the name and module of the plug-in whose hook raised an error in a call for ``plugin``."""
+        impls = {
+            getattr(impl.function, "__code__", None): impl
+            for impl in self._caller(plugin.namespace, slot).get_hookimpls()
+        }
+        raising = [impls[frame.f_code] for frame, _ in walk_tb(error.__traceback__) if frame.f_code in impls]
+        if raising and raising[-1].plugin != plugin.namespace:
+            return raising[-1].plugin_name, raising[-1].function.__module__
+        return plugin.name, plugin.module
+
+    def _caller(self, namespace: Any, slot: str) -> pluggy.HookCaller:
+        """Return what calls one plug-in's hook, if it has any, and the wrappers of all."""
+        impls = getattr(self.hook, HOOKS[slot]).get_hookimpls()
+        answering = {impl.plugin for impl in impls if not (impl.wrapper or impl.hookwrapper)}
+        return self.subset_hook_caller(HOOKS[slot], answering - {namespace})
+
+
+def read_hooks(name: str, namespace: Any) -> dict[str, tuple[Function, ...]]:
+    """Return the functions of a plug-in's module or object that answer hooks, by slot.
+
+    A slot whose hook it only wraps has none.
 
     Raises:
         PluginError: it implements none, or one that is not as it must be.
     """
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(hookspecs)
+    slots = {hook: slot for slot, hook in HOOKS.items()}
+    answers: dict[str, list[Function]] = {}
+    wrapped: dict[str, list[Function]] = {}
+    marked = False
     for attribute in dir(namespace):
-        if manager.parse_hookimpl_opts(namespace, attribute) is not None:
-            _check_hook(name, attribute, getattr(namespace, attribute))
+        if options := options_of(namespace, attribute):
+            marked = True
+            hook, function = options["specname"] or attribute, getattr(namespace, attribute)
+            if hook in slots or not options["optionalhook"]:
+                _check_hook(name, hook, function)
+                into = wrapped if options["wrapper"] or options["hookwrapper"] else answers
+                into.setdefault(slots[hook], []).append(function)
         elif attribute.startswith((FACTORY, "seer_doctor")):
             raise PluginError(
                 f"plug-in {name!r}: {attribute!r} is not marked as a hook; decorate it with"
                 " @seer_core.plugins.hookspecs.hookimpl"
             )
-    try:
-        manager.register(namespace, name)
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise PluginError(
-            f"plug-in {name!r} has a hook that fits no slot: {one_line(error)};"
-            f" hooks: {', '.join(HOOKS.values())}"
-        ) from error
-    hooks: dict[str, Hook] = {}
-    for slot, hook in HOOKS.items():
-        for impl in getattr(manager.hook, hook).get_hookimpls():
-            hooks[slot] = Hook(impl.function, tuple(impl.argnames))
-    if not hooks:
+    if not marked:
         raise PluginError(
             f"plug-in {name!r} implements no hook; mark its factories with"
             " @seer_core.plugins.hookspecs.hookimpl"
         )
-    return hooks
+    for slot in answers.keys() & wrapped.keys():
+        raise PluginError(
+            f"plug-in {name!r} answers hook {HOOKS[slot]!r} and wraps it, too; put the wrapper into a plug-in"
+            " of its own"
+        )
+    return {slot: tuple(answers.get(slot, ())) for slot in HOOKS if slot in answers or slot in wrapped}
 
 
 def _check_hook(name: str, hook: str, function: Any) -> None:

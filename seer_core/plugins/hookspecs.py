@@ -1,10 +1,11 @@
 """Every hook, in the order of its call.  The docstring is the contract.
 
-Hooks called ``seer_make_<slot>`` are factories: each is called once, at start-up, for every enabled
-plug-in, and returns an object that fills a slot, or None to abstain.  After that the core calls plain
-methods only.  A function that is the hook of several slots, ``seer_make_placer = seer_make_prioritizer``, is
-called once, and the object it returns fills them all.  A hook that asks for ``inner`` is given the strategy
-that its own is to wrap: what the next name in ``[seer.slots]`` offers, or the core's own.
+Hooks called ``seer_make_<slot>`` are factories: pluggy calls each once, at start-up, for every enabled
+plug-in, and it returns an object that fills a slot, or None to abstain.  After that the core calls plain
+methods only.  Where the order is that of ``[seer].plugins``, ``tryfirst`` and ``trylast`` change it.
+A function that is the hook of several slots, ``seer_make_placer = seer_make_prioritizer``, is called once,
+and the object it returns fills them all.  A hook that asks for ``inner`` is given the strategy that its own
+is to wrap: what the next name in ``[seer.slots]`` offers, or the core's own.
 A plug-in is a module or object named by an entry point of the group ``seer``; beside its hooks it may
 carry ``Settings``, a ``msgspec.Struct`` whose fields are the keys of its config table.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
@@ -14,13 +15,12 @@ from msgspec import Struct
 
 from seer_core.error_origin import describe_error
 from seer_core.errors import ConfigError, PluginError, printable, quote
-from seer_core.installation import PLUGINS, how_to_get_plugin
 from seer_core.model.sampling import Sampling, SamplingChoice
 from seer_core.plugins.config import LONGEST_NAME, Config, nearest, structure
-from seer_core.plugins.hooks import HOOKS, read_hooks
+from seer_core.plugins.hooks import HOOKS, Plugin, SeerPluginManager, read_hooks
 from seer_core.plugins.hookspecs import PROJECT, Startup
 from seer_core.plugins.merge_fleets import merge_fleets
-from seer_core.plugins.slots import SLOTS, Factories, Plugin, Strategies, fill
+from seer_core.plugins.slots import Factories, Strategies, fill
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.engine import EngineFleet, InstanceClient
 from seer_core.ports.kv import KVPool
@@ -31,9 +31,7 @@ from seer_core.scheduling.scheduler import CORE, Slot
 __all__ = [
     "HOOKS",
     "MADE_BY",
-    "SLOTS",
     "Assembly",
-    "Plugin",
     "Strategies",
     "assemble",
     "fill_slots",
@@ -44,16 +42,30 @@ __all__ = [
     "unknown_plugin",
 ]
 
+REMEDIES = "seer.remedies"
+"""Entry points of functions that say, of a plug-in's name, how to install it, or nothing."""
+
 HERE = "local"
 """What ``[seer].launcher`` says where workers are to be child processes."""
 NO_POOL = "none"
 """What ``[seer].kv_pool`` says where instances are to share no KV."""
+NONE = {"launcher": HERE, "kv_pool": NO_POOL}
+"""Keys of ``[seer]`` to the word that names no plug-in."""
 
 MISSPELT = 0.75
 """How alike two names are, as ``difflib`` counts it, of which one is taken for the other misspelt."""
 
 MADE_BY = {"launcher": "launcher", "engine": "engines", "kv_pool": "kv_pool"}
 """Keys of ``[seer]`` that name plug-ins of their own, and kinds of tables, to the slot these fill."""
+
+MADE = {"launcher": "a launcher", "engine": "engines", "kv_pool": "a KV pool"}
+"""What these make, in words."""
+
+UNLAUNCHED = {
+    "engine": "starts no workers by one; name another engine",
+    "kv_pool": f"is of one machine; write kv_pool = {NO_POOL!r}",
+}
+"""What these are that do not ask for the launcher, and the remedy."""
 
 
 class NoSettings(Struct, frozen=True):
@@ -92,9 +104,14 @@ def _entry_points_on(path: tuple[str, ...]) -> EntryPoints:
 def unknown_plugin(name: str, where: str) -> ConfigError:
     """Return the error for a name, standing at ``where``, that no installed plug-in has."""
     place = printable(where, 100)
-    if remedy := how_to_get_plugin(name):
+    if remedy := _remedy(name):
         return ConfigError(f"{place}: the plug-in {quote(name)} is not installed here; {remedy}")
     return ConfigError(f"{place}: no installed plug-in is called {quote(name)}{nearest(name, installed())}")
+
+
+def _remedy(name: str) -> str:
+    """Return how to install a plug-in that is not here, if a distribution that is here says so."""
+    return next(filter(None, (point.load()(name) for point in entry_points(group=REMEDIES))), "")
 
 
 def _entry_point(name: str, where: str) -> EntryPoint:
@@ -108,26 +125,16 @@ def _entry_point(name: str, where: str) -> EntryPoint:
     return points.popitem()[1]
 
 
-def load(name: str, table: Mapping[str, Any] | None, where: str) -> Plugin:
+def load(name: str, table: Mapping[str, Any] | None, where: str, *, used: bool = True) -> Plugin:
     """Import a plug-in and check its settings against its ``Settings``; a table of None checks none.
+
+    A table that is not ``used`` only has to stand in its place.
 
     Raises:
         ConfigError: unknown name, one that stands where its hooks do not belong, or settings that do not fit.
         PluginError: two distributions offer the name, it cannot be imported, or a hook of it is none of
             ours.
     """
-    point, kind, hooks = _import(name, where)
-    doctor = hooks.pop("doctor", None)
-    settings = None
-    if table is not None:
-        # Before the settings: an error about those would hide that the plug-in stands in the wrong place.
-        _check_place(name, hooks, where.partition(".")[0])
-        settings = structure(table, kind, where)
-    return Plugin(name, point.module, settings, hooks, doctor)
-
-
-def _import(name: str, where: str) -> tuple[EntryPoint, type[Struct], dict[str, Any]]:
-    """Import a plug-in; return its entry point, the class of its settings, and its hooks by slot."""
     point = _entry_point(name, where)
     try:
         namespace = point.load()
@@ -141,73 +148,65 @@ def _import(name: str, where: str) -> tuple[EntryPoint, type[Struct], dict[str, 
         raise PluginError(
             f"plug-in {name!r}: its `Settings` is {quote(kind)}; make it a class of msgspec.Struct"
         )
-    return point, kind, dict(read_hooks(name, namespace))
+    hooks = read_hooks(name, namespace)
+    hooks.pop("doctor", None)
+    settings = None
+    if table is not None:
+        # Before the settings: an error about those would hide that the plug-in stands in the wrong place.
+        stands = where.partition(".")[0]
+        if (right := _right_kind(hooks, stands)) != stands:
+            raise _misplaced(name, where, right, used)
+        settings = structure(table, kind, where)
+    return Plugin(name, point.module, namespace, settings, hooks)
 
 
-def _check_place(name: str, hooks: Mapping[str, Any], kind: str) -> None:
-    """Refuse a plug-in that stands where the config names what makes something else."""
-    if kind in MADE_BY and MADE_BY[kind] not in hooks:
-        raise _makes_none(name, kind)
-    for slot, key, what in (
-        ("engines", "engine", "engines"),
-        ("kv_pool", "kv_pool", "a KV pool"),
-        ("launcher", "launcher", "a launcher"),
-    ):
-        if kind == "plugin" and set(hooks) == {slot}:
-            raise ConfigError(f'{name!r} in [seer].plugins makes {what} only; write {key} = "{name}" instead')
+def _right_kind(hooks: Mapping[str, Any], kind: str) -> str:
+    """Return the kind of table where a plug-in's settings belong: the one where they stand, if they may."""
+    makes = [made for made, slot in MADE_BY.items() if hooks.get(slot)]
+    if kind in makes or (kind == "plugin" and not len(makes) == len(hooks) == 1):
+        return kind
+    return makes[0] if makes else "plugin"
+
+
+def _misplaced(name: str, where: str, right: str, used: bool) -> ConfigError:
+    """Return the error for a plug-in, or its table alone, that stands where something else is named."""
+    kind = where.partition(".")[0]
+    if not used:
+        return ConfigError(f"[{where}]: the settings of {name!r} stand in [{right}.{name}]; rename the table")
+    if kind in MADE_BY:
+        return _makes_none(name, kind)
+    return ConfigError(
+        f'{name!r} in [seer].plugins makes {MADE[right]} only; write {right} = "{name}" instead'
+    )
 
 
 def _makes_none(name: str, kind: str) -> ConfigError:
     """Return the error for a plug-in that ``[seer]`` names in vain for its launcher, engine or KV pool."""
-    if kind == "engine":
-        return ConfigError(f"plug-in {name!r} makes no engines; [seer].engine must name one that does")
-    what, default = ("launcher", HERE) if kind == "launcher" else ("KV pool", NO_POOL)
-    return ConfigError(
-        f"plug-in {name!r} makes no {what}; [seer].{kind} must name one that does, or {default!r}"
-    )
+    default = f", or {NONE[kind]!r}" if kind in NONE else ""
+    what = MADE[kind].removeprefix("a ")
+    return ConfigError(f"plug-in {name!r} makes no {what}; [seer].{kind} must name one that does{default}")
 
 
 def load_enabled(config: Config) -> list[tuple[str, Plugin]]:
     """Load what a config enables: launcher, engines, KV pool, plug-ins, each with its kind of table."""
     _check_unused_tables(config)
-    kv_pool, launcher = _load_kv_pool(config), _load_launcher(config)
-    return [
-        *([] if launcher is None else [("launcher", launcher)]),
-        *(("engine", plugin) for plugin in _load_engines(config)),
-        *([] if kv_pool is None else [("kv_pool", kv_pool)]),
-        *(("plugin", plugin) for plugin in _load_plugins(config)),
-    ]
-
-
-def _load_engines(config: Config) -> list[Plugin]:
     if not config.seer.engines:
         raise ConfigError(
             "[seer].engine names no engine; write `engine =` with the plug-in that makes the instances, or a"
             " list of several; `seer plugins` lists those installed"
         )
-    return [load(name, config.engine.get(name, {}), f"engine.{name}") for name in config.seer.engines]
+    return [(kind, plugin) for kind in (*MADE_BY, "plugin") for plugin in _load_kind(config, kind)]
 
 
-def _load_kv_pool(config: Config) -> Plugin | None:
-    return _load_one("kv_pool", config.seer.kv_pool, NO_POOL, config.kv_pool)
-
-
-def _load_launcher(config: Config) -> Plugin | None:
-    return _load_one("launcher", config.seer.launcher, HERE, config.launcher)
-
-
-def _load_one(kind: str, name: str, default: str, tables: Mapping[str, Mapping[str, Any]]) -> Plugin | None:
-    """Load the plug-in that ``[seer].<kind>`` names; ``default`` names none."""
-    if name == default:
-        return None
-    if name not in installed():
-        error = unknown_plugin(name, f"[seer].{kind}")
-        raise ConfigError(f"{error}; install the one you mean, or write {kind} = {default!r}")
-    return load(name, tables.get(name, {}), f"{kind}.{name}")
-
-
-def _load_plugins(config: Config) -> list[Plugin]:
-    return [load(name, config.plugin.get(name, {}), f"plugin.{name}") for name in config.seer.plugins]
+def _load_kind(config: Config, kind: str) -> list[Plugin]:
+    """Load the plug-ins that a run takes from the tables of a kind."""
+    names = [name for name in _used(config, kind) if name != NONE.get(kind)]
+    for name in names:
+        if kind in NONE and name not in installed():
+            error = unknown_plugin(name, f"[seer].{kind}")
+            raise ConfigError(f"{error}; install the one you mean, or write {kind} = {NONE[kind]!r}")
+    tables = getattr(config, kind)
+    return [load(name, tables.get(name, {}), f"{kind}.{name}") for name in names]
 
 
 def startup_of(config: Config) -> Startup:
@@ -233,56 +232,45 @@ def fill_slots(config: Config) -> Strategies:
         PluginError: a factory raised, or returned something its slot does not take.
     """
     _check_unused_tables(config)
-    return fill(config.seer.slots, _load_plugins(config), startup_of(config))
+    plugins = _load_kind(config, "plugin")
+    return fill(config.seer.slots, plugins, Factories(SeerPluginManager(plugins, config), startup_of(config)))
 
 
 def assemble(config: Config) -> Assembly:
     """Fill every slot, engines included; see ``fill_slots`` for the errors."""
-    startup = startup_of(config)
-    launcher = _make_one(_load_launcher(config), "launcher", Factories(startup))
-    factories = Factories(startup, None if launcher is None else launcher.strategy)
-    engines, kv_pool = _load_engines(config), _load_kv_pool(config)
+    enabled = load_enabled(config)
+    used = {kind: [plugin for each, plugin in enabled if each == kind] for kind in (*MADE_BY, "plugin")}
+    factories = Factories(SeerPluginManager([plugin for _, plugin in enabled], config), startup_of(config))
+    launcher = next(iter(_make("launcher", used, factories)), None)
     if launcher is not None:
-        for plugin in engines:
-            _needs_launcher(plugin, "engine", launcher.owner)
-        if kv_pool is not None:
-            _needs_launcher(kv_pool, "kv_pool", launcher.owner)
-    fleets = {plugin.name: _make_engines(plugin, factories) for plugin in engines}
+        factories.launcher = launcher.strategy
+        for kind in ("engine", "kv_pool"):
+            for plugin in used[kind]:
+                _needs_launcher(plugin, kind, launcher.owner)
+    fleets = {made.owner: made.strategy for made in _make("engine", used, factories)}
     _check_engines(fleets)
-    pool = _make_one(kv_pool, "kv_pool", factories)
-    return Assembly(merge_fleets(fleets), fill_slots(config), pool, launcher)
+    pool = next(iter(_make("kv_pool", used, factories)), None)
+    strategies = fill(config.seer.slots, used["plugin"], factories)
+    return Assembly(merge_fleets(fleets), strategies, pool, launcher)
+
+
+def _make(kind: str, used: Mapping[str, list[Plugin]], factories: Factories) -> list[Slot[Any]]:
+    """Return the launcher, the engines or the KV pool of the plug-ins that the config names for it."""
+    slots = []
+    for plugin in factories.manager.answering(MADE_BY[kind], used[kind]):
+        if (made := factories.make(plugin, MADE_BY[kind])) is None:
+            raise _makes_none(plugin.name, kind)
+        slots.append(made)
+    return slots
 
 
 def _needs_launcher(plugin: Plugin, kind: str, launcher: str) -> None:
     """Refuse an engine that starts no workers by a launcher, and a KV pool of one machine."""
-    if "launcher" not in plugin.hooks[MADE_BY[kind]].accepts:
-        fact, remedy = (
-            ("starts no workers by one", "name another engine")
-            if kind == "engine"
-            else ("is of one machine", f"write kv_pool = {NO_POOL!r}")
-        )
+    if not plugin.asks(MADE_BY[kind], "launcher"):
         raise ConfigError(
-            f"[seer].launcher = {launcher!r}, but the {kind} {plugin.name!r} {fact}; {remedy}, or launcher ="
-            f" {HERE!r}"
+            f"[seer].launcher = {launcher!r}, but the {kind} {plugin.name!r} {UNLAUNCHED[kind]}, or launcher"
+            f" = {HERE!r}"
         )
-
-
-def _make_engines(plugin: Plugin, factories: Factories) -> EngineFleet:
-    fleet = factories.make(plugin, "engines")
-    if fleet is None:
-        raise _makes_none(plugin.name, "engine")
-    made: EngineFleet = fleet.strategy
-    return made
-
-
-def _make_one(plugin: Plugin | None, kind: str, factories: Factories) -> Slot[Any] | None:
-    """Return the launcher or the KV pool of the plug-in that the config names for it."""
-    if plugin is None:
-        return None
-    answer = factories.make(plugin, MADE_BY[kind])
-    if answer is None:
-        raise _makes_none(plugin.name, kind)
-    return answer
 
 
 def _check_engines(fleets: Mapping[str, EngineFleet]) -> None:
@@ -320,35 +308,19 @@ def _check_unused_tables(config: Config) -> None:
                 if name in _used(config, kind) or _is_misspelt(name):
                     raise unknown_plugin(name, f"[{where}]")
             elif name not in _used(config, kind):
-                _check_unused(name, table, where)
+                with suppress(PluginError):  # a broken one stops no run that does without it
+                    load(name, table, where, used=False)
 
 
 def _used(config: Config, kind: str) -> tuple[str, ...]:
     """Return the plug-ins that a run takes from the tables of a kind."""
-    seer = config.seer
-    return {"launcher": (seer.launcher,), "engine": seer.engines, "kv_pool": (seer.kv_pool,)}.get(
-        kind, seer.plugins
-    )
+    names = getattr(config.seer, {"engine": "engines", "plugin": "plugins"}.get(kind, kind))
+    return (names,) if isinstance(names, str) else names
 
 
 def _is_misspelt(name: str) -> bool:
     """Return whether a name that no installed plug-in has is nearly that of one."""
-    return name not in PLUGINS and bool(get_close_matches(name[:LONGEST_NAME], installed(), 1, MISSPELT))
-
-
-def _check_unused(name: str, table: Mapping[str, Any], where: str) -> None:
-    """Check the settings of a plug-in that is here; a broken one stops no run that does without it."""
-    try:
-        _, settings, hooks = _import(name, where)
-    except PluginError:
-        return
-    kind = where.partition(".")[0]
-    slots = hooks.keys() - {"doctor"}
-    makes = [made for made, slot in MADE_BY.items() if slot in slots]
-    if kind not in makes if kind in MADE_BY else len(makes) == len(slots) == 1:
-        right = makes[0] if makes else "plugin"
-        raise ConfigError(f"[{where}]: the settings of {name!r} stand in [{right}.{name}]; rename the table")
-    structure(table, settings, where)
+    return not _remedy(name) and bool(get_close_matches(name[:LONGEST_NAME], installed(), 1, MISSPELT))
 
 
 def _distribution(point: EntryPoint) -> str:

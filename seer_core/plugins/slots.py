@@ -2,53 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args, get_type_hints
 
 import attrs
 
 from seer_core.error_origin import describe_error, is_interruption, is_sentence
 from seer_core.errors import ConfigError, PluginError, quote
+from seer_core.plugins import hookspecs
 from seer_core.plugins.config import SlotsTable, nearest
-from seer_core.plugins.hooks import Hook
-from seer_core.plugins.hookspecs import Check, Startup
+from seer_core.plugins.hooks import FACTORY, HOOKS, Plugin, SeerPluginManager
+from seer_core.plugins.hookspecs import Startup
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.drafting import Drafter
-from seer_core.ports.engine import EngineFleet
 from seer_core.ports.environment import Environment
-from seer_core.ports.kv import KVPool
 from seer_core.ports.launcher import Launcher
-from seer_core.ports.policy import Observer, Placer, Prioritizer, Splitter
+from seer_core.ports.policy import Observer
 from seer_core.scheduling.scheduler import CORE, Policies, Slot, remedy_without
 
-__all__ = ["SLOTS", "Factories", "Plugin", "Strategies", "check_enabled", "fill"]
+__all__ = ["SLOTS", "Factories", "Strategies", "check_enabled", "fill"]
 
 SLOTS: Mapping[str, type] = {
-    "launcher": Launcher,
-    "engines": EngineFleet,
-    "kv_pool": KVPool,
-    "splitter": Splitter,
-    "prioritizer": Prioritizer,
-    "placer": Placer,
-    "drafter": Drafter,
-    "environment": Environment,
-    "observer": Observer,
+    slot: get_args(get_type_hints(getattr(hookspecs, hook))["return"])[0]
+    for slot, hook in HOOKS.items()
+    if hook.startswith(FACTORY)
 }
-"""Slot name to the Protocol its strategy satisfies."""
+"""Slot name to the Protocol its strategy satisfies, by what the declaration of its hook returns."""
 
 INNER = "inner"
 """The argument by which a hook asks for the strategy that its own is to wrap."""
-
-
-@attrs.frozen
-class Plugin:
-    """A loaded plug-in: its name in the config, its module, its checked settings, and its hooks by slot."""
-
-    name: str
-    module: str
-    settings: Any
-    hooks: Mapping[str, Hook]
-    doctor: Callable[..., list[Check]] | None
 
 
 @attrs.frozen
@@ -105,10 +87,11 @@ class Factories:
     A function that stands under the names of several hooks fills all of these slots with one object.
     """
 
-    def __init__(self, startup: Startup, launcher: Launcher | None = None) -> None:
+    def __init__(self, manager: SeerPluginManager, startup: Startup) -> None:
+        self.manager = manager
+        self.launcher: Launcher | None = None
         self._startup = startup
-        self._launcher = launcher
-        self._made: dict[tuple[str, Callable[..., Any]], Any] = {}
+        self._made: dict[tuple[Plugin, Any], list[Any]] = {}
 
     def make(self, plugin: Plugin, slot: str, inner: Slot[Any] | None = None) -> Slot[Any] | None:
         """Return a plug-in's strategy, wrapped around ``inner`` if its hook asks for that; None: it abstains.
@@ -116,69 +99,73 @@ class Factories:
         Raises:
             PluginError: the factory raised, or returned something its slot does not take.
         """
-        hook = plugin.hooks[slot]
-        wraps = INNER in hook.accepts
-        key = (plugin.name, hook.function)
-        if not wraps and key in self._made:
-            strategy = self._made[key]
-        else:
-            strategy = self._made[key] = self._call(plugin, slot, inner)
-        if strategy is None:
-            return None
-        _check_type(plugin.name, slot, strategy)
-        return Slot(slot, plugin.name, strategy, inner if wraps else None)
+        made = self.make_all(plugin, slot, inner)
+        if len(made) > 1:
+            raise PluginError(
+                f"plug-in {plugin.name!r} answered hook 'seer_make_{slot}' with {len(made)} strategies; let"
+                " it return one"
+            )
+        return made[0] if made else None
 
-    def _call(self, plugin: Plugin, slot: str, inner: Slot[Any] | None) -> Any:
+    def make_all(self, plugin: Plugin, slot: str, inner: Slot[Any] | None = None) -> list[Slot[Any]]:
+        """Return all strategies of a plug-in for a slot that several may fill; otherwise as ``make``."""
+        wraps = plugin.asks(slot, INNER)
+        key = (plugin, plugin.hooks[slot])
         try:
-            return plugin.hooks[slot](
+            strategies = self._made[key] = self.manager.call(
+                plugin,
+                slot,
+                None if wraps else self._made.get(key),
                 settings=plugin.settings,
                 startup=self._startup,
-                launcher=self._launcher,
+                launcher=self.launcher,
                 inner=None if inner is None else inner.strategy,
             )
         except BaseException as error:
             if is_sentence(error) or is_interruption(error):
                 raise
+            name, module = self.manager.who_raised(plugin, slot, error)
             raise PluginError(
-                f"plug-in {plugin.name!r} raised in hook 'seer_make_{slot}':"
-                f" {describe_error(error, plugin.module)}; {remedy_without(slot, plugin.name)}"
+                f"plug-in {name!r} raised in hook 'seer_make_{slot}': {describe_error(error, module)};"
+                f" {remedy_without(slot, name)}"
             ) from error
+        for strategy in strategies:
+            _check_type(plugin.name, slot, strategy)
+        return [Slot(slot, plugin.name, strategy, inner if wraps else None) for strategy in strategies]
 
 
-def fill(chosen: SlotsTable, plugins: Sequence[Plugin], startup: Startup) -> Strategies:
+def fill(chosen: SlotsTable, plugins: Sequence[Plugin], factories: Factories) -> Strategies:
     """Call the factory hooks of these plug-ins and return the filled slots.
 
     Raises:
         ConfigError: a slot has two owners, or ``chosen`` names what cannot fill one.
         PluginError: see ``Factories.make``.
     """
+    chains = {slot: chosen.chain(slot) for slot in SlotsTable.__struct_fields__}
     offers = {
-        slot: {plugin.name: plugin for plugin in plugins if slot in plugin.hooks}
-        for slot in SlotsTable.__struct_fields__
+        slot: {plugin.name: plugin for plugin in factories.manager.answering(slot, plugins)}
+        for slot in chains
     }
     check_enabled(chosen, [plugin.name for plugin in plugins])
-    for slot, offering in offers.items():
-        _check_chain(chosen.chain(slot), slot, offering)
-    factories = Factories(startup)
-    owned: dict[str, Slot[Any]] = {}
-    passed_over: dict[str, tuple[str, ...]] = {}
-    for slot, offering in offers.items():
-        names = chosen.chain(slot)
-        if names:
-            filled = _named(names, slot, offering, factories)
-            passed_over[slot] = tuple(name for name in offering if name not in names)
-        else:
-            filled = _only(slot, offering, factories)
-        if filled is not None:
-            owned[slot] = filled
-    observers = [factories.make(plugin, "observer") for plugin in plugins if "observer" in plugin.hooks]
-    drafter, environment = owned.pop("drafter", None), owned.pop("environment", None)
+    for slot, names in chains.items():
+        _check_chain(names, slot, offers[slot])
+    filled = {
+        slot: _named(names, slot, offers[slot], factories) if names else _only(slot, offers[slot], factories)
+        for slot, names in chains.items()
+    }
+    watching = factories.manager.answering("observer", plugins)
+    observers = tuple(each for plugin in watching for each in factories.make_all(plugin, "observer"))
+    drafter, environment = filled.pop("drafter"), filled.pop("environment")
     return Strategies(
-        Policies(**owned),
-        tuple(observer for observer in observers if observer is not None),
+        Policies(**{slot: each for slot, each in filled.items() if each is not None}),
+        observers,
         drafter,
         environment,
-        passed_over=passed_over,
+        passed_over={
+            slot: tuple(name for name in offers[slot] if name not in names)
+            for slot, names in chains.items()
+            if names
+        },
     )
 
 
@@ -200,13 +187,13 @@ def _check_chain(names: Sequence[str], slot: str, offering: Mapping[str, Plugin]
             hint = nearest(name, [*offering, CORE])
             raise ConfigError(f"[seer.slots].{slot} names {quote(name)}, which offers none{hint}")
     for name in names[:-1]:
-        if name == CORE or INNER not in offering[name].hooks[slot].accepts:
+        if name == CORE or not offering[name].asks(slot, INNER):
             raise ConfigError(f"[seer.slots].{slot}: {name!r} wraps no other; name it last, or alone")
 
 
 def _only(slot: str, offering: Mapping[str, Plugin], factories: Factories) -> Slot[Any] | None:
     """Return the strategy of the only plug-in that offers one."""
-    inner = _default(slot)
+    inner = getattr(Policies(), slot, None)
     made = [factories.make(plugin, slot, inner) for plugin in offering.values()]
     answers = [answer for answer in made if answer is not None]
     if len(answers) > 1:
@@ -222,7 +209,7 @@ def _named(
     names: Sequence[str], slot: str, offering: Mapping[str, Plugin], factories: Factories
 ) -> Slot[Any] | None:
     """Return the strategies of the named plug-ins, each wrapped around the next."""
-    filled: Slot[Any] | None = _default(slot)
+    filled: Slot[Any] | None = getattr(Policies(), slot, None)  # what the core does
     for name in reversed(names):
         if name == CORE:
             continue
@@ -234,21 +221,9 @@ def _named(
     return filled
 
 
-def _default(slot: str) -> Slot[Any] | None:
-    """Return what the core fills a slot with."""
-    default: Slot[Any] | None = getattr(Policies(), slot, None)
-    return default
-
-
 def _check_type(name: str, slot: str, strategy: Any) -> None:
+    answer, protocol = f"plug-in {name!r} answered hook 'seer_make_{slot}' with", SLOTS[slot]
     if isinstance(strategy, type):
-        raise PluginError(
-            f"plug-in {name!r} answered hook 'seer_make_{slot}' with the class {strategy.__name__};"
-            " return an object of it"
-        )
-    protocol = SLOTS[slot]
+        raise PluginError(f"{answer} the class {strategy.__name__}; return an object of it")
     if flaw := flaw_of(strategy, protocol):
-        raise PluginError(
-            f"plug-in {name!r} answered hook 'seer_make_{slot}' with a {type(strategy).__name__}, which"
-            f" is no {protocol.__name__}: {flaw}"
-        )
+        raise PluginError(f"{answer} a {type(strategy).__name__}, which is no {protocol.__name__}: {flaw}")

@@ -29,6 +29,8 @@ __all__ = [
     "HeldClock",
     "InstanceClient",
     "InstanceSink",
+    "MachineProbe",
+    "MachineProber",
     "ModelInfo",
     "PlaceSeeker",
     "PlainFleet",
@@ -219,6 +221,28 @@ class ChunkEnder(Protocol):
         ``chunk_finished`` answers it with the tokens that it has, and one or a few more of steps under way.
         One without a token ends with its first.  The response is the same, however its chunks end.  A chunk
         that is not there, or ends by itself first, is no error.
+        """
+        ...
+
+
+class MachineProbe(msgspec.Struct, frozen=True):
+    """How long a fixed piece of work took, which is always the same, in the process of an instance."""
+
+    wall_s: float
+    """The seconds that passed."""
+    cpu_s: float
+    """The seconds in which a processor worked on it; fewer where other programs had the processors."""
+
+
+@runtime_checkable
+class MachineProber(Protocol):
+    """The further method of an ``InstanceClient`` that can measure how fast its machine is at the moment."""
+
+    async def probe_machine(self) -> MachineProbe:
+        """Time a fixed piece of work in the instance's process; the instance must be idle.
+
+        Raises:
+            EngineError: it is busy or down.
         """
         ...
 

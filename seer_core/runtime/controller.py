@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
 from secrets import token_hex
 from typing import cast
@@ -39,12 +38,11 @@ from seer_core.plugins.config import SeerTable
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.contracts import implemented
 from seer_core.ports.engine import ChunkEnder, ChunkOutput, ChunkPiece
-from seer_core.ports.environment import Environment
+from seer_core.ports.extension import Extender, HeldResponse, MakeExtender
 from seer_core.ports.journal import Journal, WrittenResponse
-from seer_core.runtime.environments import EncodedAnswer, EnvironmentCalls, Question
 from seer_core.runtime.fleet import Fleet
+from seer_core.runtime.groups import check_groups
 from seer_core.runtime.observers import ObserverHub, stop_strategy
-from seer_core.runtime.prompts import check_groups
 from seer_core.runtime.rollout import Rollout
 from seer_core.runtime.transcripts import ClosedRequest, Transcripts
 from seer_core.scheduling.scheduler import Scheduler
@@ -74,7 +72,7 @@ class RolloutController:
         self._transcripts = Transcripts()
         self._tally = Tally(0.0)
         self._chunk_numbers = count()
-        self._calls: EnvironmentCalls | None = None
+        self._extender: Extender | None = None
         self._environment_started = False
         self._homes: dict[str, str] = {}
         """The instance that has the KV of each trajectory."""
@@ -106,9 +104,9 @@ class RolloutController:
 
     async def stop(self) -> None:
         """Stop what was started; idempotent."""
-        if self._calls is not None:
-            self._calls.stop()
-            await self._calls.closed()
+        if self._extender is not None:
+            self._extender.stop()
+            await self._extender.closed()
         slot, started = self.strategies.environment, self._environment_started
         self._environment_started = False
         if started and slot is not None and implemented(slot.strategy, "stop") is not None:
@@ -138,9 +136,9 @@ class RolloutController:
         keep: bool,
         most_requests: int | None,
         journal: Journal | None,
-        environment: Environment | None = None,
+        make_extender: MakeExtender | None,
     ) -> Rollout:
-        """Begin a rollout, which is open and has no group yet; raises as ``Runtime.open``."""
+        """Begin a rollout, which is open and has no group yet; raises as ``Driver.open``."""
         self.require_idle("start another rollout")
         self.expect_healthy()
         fleet = self.fleet
@@ -153,12 +151,7 @@ class RolloutController:
             sharing=fleet.shares_sibling_tokens,
             chunk_numbers=self._chunk_numbers,
         )
-        if environment is None and self.strategies.environment is not None:
-            environment = self.strategies.environment.strategy
-        self._calls = None
-        if environment is not None:
-            turns, model, tokenizer = self._settings.turns, fleet.model, fleet.tokenizer
-            self._calls = EnvironmentCalls(environment, turns, fleet.clock, model, tokenizer, self)
+        self._extender = None if make_extender is None else make_extender(self)
         self._tally = Tally(
             fleet.clock.now(),
             fleet.reports,
@@ -198,7 +191,7 @@ class RolloutController:
         fleet, transcripts = self.fleet, self._transcripts
         fleet.require_alive()
         check_groups(groups, fleet.model, fleet.alive.values(), transcripts.groups)
-        if self._calls is not None:
+        if self._extender is not None:
             groups = [msgspec.structs.replace(group, turns=True) for group in groups]
         written, earlier = self._written(groups), self._earlier(groups)
         specs = tuple(map(transcripts.add, groups, written, earlier, map(self._home, groups)))
@@ -281,7 +274,9 @@ class RolloutController:
                 case Complete():
                     self._complete(command, now)
                 case AskEnvironment():
-                    self._ask(command.request_id, now)
+                    self._transcripts.hold(command.request_id, now)
+                    assert self._extender is not None
+                    self._extender.held(command.request_id)
                 case Abort():
                     job_id = self._transcripts.drop(command.request_id)
                     self.fleet.engines[command.instance_id].abort(job_id)
@@ -332,32 +327,27 @@ class RolloutController:
                 output.prompt_logprobs,
             )
 
-    # Calls from the environment.
+    # Calls from what extends responses.
 
-    def environment_answered(self, request_id: str, answer: EncodedAnswer) -> None:
-        """Take an environment's answer."""
+    def held(self, request_id: str) -> HeldResponse:
+        """Return a response that is held."""
+        return self._transcripts.held(request_id)
+
+    def extend(self, request_id: str, token_ids: Sequence[int], reward: float | None, done: bool) -> None:
+        """Append tokens that no engine wrote, and go on unless the response is done."""
         with self._guard():
             now, transcripts = self.fleet.clock.now(), self._transcripts
-            event = transcripts.answered(request_id, answer.token_ids, answer.reward, answer.done, now)
+            event = transcripts.extend(request_id, token_ids, reward, done, now)
             if self.rollout is not None and self.rollout.journal is not None:
-                start, token_ids, turn = transcripts.last_answer(request_id)
-                self.rollout.journal.answered(request_id, start, token_ids, turn, answer.done)
+                start, appended, turn = transcripts.last_extension(request_id)
+                self.rollout.journal.answered(request_id, start, appended, turn, done)
             self.apply(event)
 
-    def environment_failed(self, request_id: str, reason: str) -> None:
-        """Take note that there is no answer."""
+    def extension_failed(self, request_id: str, reason: str) -> None:
+        """End a response that nothing extends."""
         with self._guard():
-            self._transcripts.environment_failed(request_id, reason)
+            self._transcripts.extension_failed(request_id, reason)
             self.apply(EnvironmentFailed(request_id, reason))
-
-    def _ask(self, request_id: str, now: float) -> None:
-        """Ask the environment about the turn that a request has just written."""
-        assert self._calls is not None
-        transcripts = self._transcripts
-        earlier = partial(transcripts.answered_turns, request_id)
-        self._calls.ask(
-            Question(transcripts.trajectory(request_id), transcripts.turn(request_id, now), earlier)
-        )
 
     def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
         """Take back a chunk."""
@@ -403,8 +393,8 @@ class RolloutController:
         rollout.fail(error)
         for instance_id, job_id in self._transcripts.under_way:
             self.fleet.abort(instance_id, job_id)
-        if self._calls is not None:
-            self._calls.stop()
+        if self._extender is not None:
+            self._extender.stop()
         self._transcripts = Transcripts()
 
     def _share_text(self, request_id: str) -> None:
@@ -416,8 +406,8 @@ class RolloutController:
         rollout = self.rollout
         assert rollout is not None
         closed = self._transcripts.complete(command, now)
-        if self._calls is not None:
-            self._calls.over(command.request_id)
+        if self._extender is not None:
+            self._extender.over(command.request_id)
         if rollout.journal is not None and command.finish_reason == "aborted":
             rollout.journal.aborted(command.request_id)
         if closed.trajectory and closed.completion.chunks:

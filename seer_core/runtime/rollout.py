@@ -16,8 +16,8 @@ from seer_core.model.results import RolloutResult, Tally
 from seer_core.ports.engine import Clock
 from seer_core.ports.journal import Journal
 from seer_core.runtime.fleet import END_CHUNKS_S
+from seer_core.runtime.groups import named_after
 from seer_core.runtime.observers import ObserverHub
-from seer_core.runtime.prompts import named_after
 from seer_core.runtime.transcripts import Transcripts
 
 __all__ = ["MOST_NAMED", "Controller", "Rollout"]

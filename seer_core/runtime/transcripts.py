@@ -24,10 +24,10 @@ from seer_core.model.events import (
 )
 from seer_core.ports.drafting import SiblingTokens
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
-from seer_core.ports.environment import AnsweredTurn, ModelTurn, Trajectory
+from seer_core.ports.extension import HeldResponse
 from seer_core.ports.journal import WrittenResponse
 from seer_core.scheduling.sibling_tokens import SiblingLog
-from seer_core.text import CONTEXT_TOKENS, text_before_stop
+from seer_core.text import text_before_stop
 
 __all__ = ["ClosedRequest", "Transcripts"]
 
@@ -58,9 +58,8 @@ class Transcript:
 
     An earlier process has written its first ``resumed_tokens``.  ``streamed`` holds the tokens and log-probs
     of the chunk's pieces.  ``top_logprobs``, ``streamed_tops`` and ``prompt_logprobs`` are there where the
-    sampling asks for them.  ``turns`` are those that the environment has answered.  ``turn_start`` is where
-    the next one begins.  It was asked at ``asked_s``.  No chunk has run the ``unread`` last tokens of its
-    answer.
+    sampling asks for them.  ``turns`` are those that have been extended, ``turn_start`` is where the next one
+    begins.  It is held since ``held_s``.  No chunk has run the ``unread`` last tokens of the extension.
     """
 
     siblings: Siblings
@@ -77,7 +76,7 @@ class Transcript:
     prompt_logprobs: PromptLogprobs | None = None
     turns: list[TurnRecord] = attrs.Factory(list)
     turn_start: int = 0
-    asked_s: float = 0.0
+    held_s: float = 0.0
     unread: int = 0
     error: str | None = None
 
@@ -411,50 +410,24 @@ class Transcripts:
             output.prefilled_tokens,
         )
 
-    def trajectory(self, request_id: str) -> Trajectory:
-        """Return a request as its environment sees it."""
+    def hold(self, request_id: str, now: float) -> None:
+        """Note that a request is held from now on: it has written a turn."""
+        self._open[request_id].held_s = now
+
+    def held(self, request_id: str) -> HeldResponse:
+        """Return a request that is held, for what extends it."""
         transcript = self._open[request_id]
-        group = transcript.siblings.group
-        return Trajectory(
-            request_id,
-            group.id,
-            transcript.index,
-            transcript.seed,
-            group.prompt_token_ids,
-            group.metadata,
-            group.labels,
+        token_ids = transcript.token_ids
+        if not isinstance(token_ids, Tokens):  # of a simulated engine
+            token_ids = Tokens(token_ids)
+        return HeldResponse(
+            transcript.siblings.group, transcript.index, transcript.seed, token_ids, tuple(transcript.turns)
         )
 
-    def turn(self, request_id: str, now: float) -> ModelTurn:
-        """Return the turn that a request has just written, for its environment, which is asked now."""
-        transcript = self._open[request_id]
-        transcript.asked_s = now
-        turn_tokens = len(transcript.token_ids) - transcript.turn_start
-        return self._turn(transcript, len(transcript.turns), transcript.turn_start, turn_tokens)
-
-    def answered_turns(self, request_id: str) -> list[AnsweredTurn]:
-        """Return the turns of a request that its environment has answered."""
-        transcript, found, start = self._open[request_id], [], 0
-        for number, record in enumerate(transcript.turns):
-            turn = self._turn(transcript, number, start, record.tokens)
-            end = start + record.tokens + record.answer_tokens
-            found.append(AnsweredTurn(turn, list(transcript.token_ids[start + record.tokens : end])))
-            start = end
-        return found
-
-    def _turn(self, transcript: Transcript, number: int, start: int, tokens: int) -> ModelTurn:
-        siblings, end = transcript.siblings, start + tokens
-        token_ids = Tokens(transcript.token_ids[start:end])
-        context = slice(max(0, start - CONTEXT_TOKENS.stop), start)
-        before = [*siblings.prompt[-CONTEXT_TOKENS.stop :], *transcript.token_ids[context]]
-        ending = text_before_stop(self._decode, siblings.group.sampling, before, token_ids, True)
-        left = siblings.group.max_tokens - end
-        return ModelTurn(number, token_ids.tolist(), ending.text, ending.stop_reason, left)
-
-    def answered(
+    def extend(
         self, request_id: str, token_ids: Sequence[int], reward: float | None, done: bool, now: float
     ) -> EnvironmentAnswered:
-        """Append an environment's answer, as far as there is room, and return the event for the scheduler."""
+        """Append what extends a request, as far as there is room, and return the event for the scheduler."""
         transcript = self._open[request_id]
         written = len(transcript.token_ids)
         answer = Tokens(token_ids[: transcript.siblings.group.max_tokens - written])
@@ -468,27 +441,31 @@ class Transcripts:
             for token in answer:
                 tops.extend(TopLogprobs(tops.width, [token] * tops.width, [0.0, *others]))
         turn_tokens = written - transcript.turn_start
-        transcript.turns.append(TurnRecord(turn_tokens, len(answer), now - transcript.asked_s, reward))
+        transcript.turns.append(TurnRecord(turn_tokens, len(answer), now - transcript.held_s, reward))
         transcript.turn_start = len(transcript.token_ids)
         transcript.unread = len(answer)
         return EnvironmentAnswered(request_id, len(answer), done)
 
-    def last_answer(self, request_id: str) -> tuple[int, Tokens, TurnRecord]:
-        """Return where the last answer to an unfinished request begins, its tokens, and its turn."""
+    def last_extension(self, request_id: str) -> tuple[int, Tokens, TurnRecord]:
+        """Return where the last extension of an unfinished request begins, its tokens, and its turn."""
         transcript = self._open[request_id]
         turn = transcript.turns[-1]
         start = len(transcript.token_ids) - turn.answer_tokens
         return start, transcript.token_ids[start:], turn
 
-    def environment_failed(self, request_id: str, reason: str) -> None:
-        """Keep the reason for which a request's environment has failed."""
+    def extension_failed(self, request_id: str, reason: str) -> None:
+        """Keep the reason for which nothing extends a request."""
         self._open[request_id].error = reason
 
     def failed(self, instance_id: str, job_id: str, reason: str) -> ChunkFailed | None:
-        """Return the event for the scheduler when a chunk was given back; None if the chunk was dropped."""
+        """Return the event for the scheduler when a chunk was given back; None if the chunk was dropped.
+
+        The reason is that of the completion, if the request is not tried again.
+        """
         if job_id not in self._in_flight:
             return None
         request_id = self._land(job_id)
+        self._open[request_id].error = reason
         shared = self._sharing_of(request_id)
         if shared is not None:
             shared.lost(instance_id)  # it may not have received the chunk's text
@@ -582,7 +559,7 @@ class Transcripts:
             prompt_logprobs=transcript.prompt_logprobs,
             turns=turns,
             reward=sum(rewards) if rewards else None,
-            error=transcript.error,
+            error=transcript.error if command.finish_reason == "error" else None,
         )
         instances = () if siblings.left or family else tuple(siblings.instances)
         return ClosedRequest(

@@ -20,8 +20,8 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import attrs
 import msgspec
 
-from seer_core.error_origin import describe_error, is_interruption, is_sentence, name_of, shown
-from seer_core.errors import PluginError, SeerError, StalledError, TransitionError
+from seer_core.error_origin import describe_error, is_interruption, is_sentence, shown
+from seer_core.errors import PluginError, SeerError, StalledError, TransitionError, name_of
 from seer_core.model import FinishReason, InstanceStatus, Request
 from seer_core.model.events import (
     Abort,
@@ -54,6 +54,7 @@ from seer_core.ports.policy import Placement, Placer, Prioritizer, Splitter
 from seer_core.scheduling.buffer import ACTING, RUNNING, WAITING, RequestBuffer
 from seer_core.scheduling.context import ContextManager
 from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
+from seer_core.scheduling.pace import PaceMeter
 from seer_core.scheduling.readonly import MutationGuard, make_read_only
 
 __all__ = ["CORE", "STARVATION_INTERVAL", "Policies", "Scheduler", "Slot", "remedy_without"]
@@ -166,6 +167,7 @@ class Scheduler:
         self.debug = debug
         self.buffer = RequestBuffer()
         self.contexts = ContextManager()
+        self.pace = PaceMeter()
         self.instances: dict[str, InstanceStatus] = {}
         self.paused = False
         self._leaving: set[str] = set()
@@ -248,7 +250,7 @@ class Scheduler:
     def _dispatch(self, commands: list[Command]) -> None:
         splitter, placer = self.policies.splitter, self.policies.placer
         prioritizer = self.policies.prioritizer
-        has_room, living = self.has_room, self._living
+        has_room, living, pace = self.has_room, self._living, self.pace
         while (request := self._next()) is not None:
             group = request.group
             self._stage = splitter
@@ -284,6 +286,8 @@ class Scheduler:
                 kv_tokens += instance.shared_kv_tokens(group)
             instance.running += 1
             instance.reserved_kv_tokens += added
+            if instance_id in pace.ready:
+                pace.send(instance, request, self._now)
             migrated = self.buffer.run(request, instance_id, tokens, kv_tokens)
             self._to_oldest = (self._to_oldest or STARVATION_INTERVAL) - 1
             for slot, instance_changed in self._instance_changes:
@@ -337,6 +341,7 @@ class Scheduler:
         self._instances_seen += 1
         self.instances[instance.id] = instance
         self._living += (instance,)
+        self.pace.start(instance)
         if self.debug:
             make_read_only(instance)
         self._notify("instance_started", instance)
@@ -370,6 +375,7 @@ class Scheduler:
     def _retire(self, instance: InstanceStatus) -> None:
         """Place nothing on an instance any more."""
         del self.instances[instance.id]
+        self.pace.lose(instance, self.buffer.on_instance.get(instance.id, ()))
         self._living = tuple(each for each in self._living if each is not instance)
         self._subject = None
         self._notify("instance_lost", instance)
@@ -409,7 +415,7 @@ class Scheduler:
         if event.drafted:
             group.drafted += event.drafted
             group.accepted += event.accepted
-        self._release(request)
+        self._release(request, event)
         if stopped and group.turns:
             self._ask_environment(request, commands)
         elif stopped or request.generated_tokens >= group.max_tokens:
@@ -485,13 +491,15 @@ class Scheduler:
             self.buffer.forget_group(group)
             self._notify("group_over", group)
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: Request, finished: ChunkFinished | None = None) -> None:
         """Give back what a chunk that was in flight has reserved, but a prompt only with its last request."""
         assert request.instance is not None
         instance = self.instances.get(request.instance)
         if instance is None:  # it leaves, with what it has reserved, and with its KV
             request.instance = None
             return
+        if request in self.pace.timed:
+            self.pace.end(instance, request, self._now, finished)
         instance.running -= 1
         instance.reserved_kv_tokens -= request.chunk_kv_tokens
         if instance.info.shares_prompts:

@@ -1,6 +1,6 @@
 """The author's kit: contracts that a plug-in's tests inherit, and a lab that runs it on the simulator.
 
-A contract is a class of tests.  Subclass it, say how your part is made, and pytest runs them all::
+A contract is a class of tests.  Subclass it, say how your part is made, and pytest runs them all:
 
     class TestShortestFirst(PrioritizerContract):
         def make(self):
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seer_core.installation import how_to_install
+from seer_host.installation import how_to_install
 
 try:
     import hypothesis  # noqa: F401

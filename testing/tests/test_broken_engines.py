@@ -10,7 +10,7 @@ from seer_testing import EngineContract
 
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.ports.drafting import StepTimes
-from seer_core.ports.engine import ChunkOutput, ChunkPiece
+from seer_core.ports.engine import ChunkPiece
 
 
 class Altered:
@@ -113,27 +113,12 @@ class Twice(Altered):
         Altered.chunk_finished(self, instance_id, output)
 
 
-class Forgetful(Altered):
-    def submit(self, job):
-        self.jobs.append(job)
-        if len(self.jobs) % 3:
-            self.engine.submit(job)
-
-
 class Guessing(Altered):
     """It sends pieces of a guess, and then writes something else."""
 
     def chunk_finished(self, instance_id, output):
         if any(job.id == output.job_id and job.streams for job in self.jobs):
             self.chunk_streamed(instance_id, ChunkPiece(output.job_id, 0, Tokens([7, 7]), Logprobs([-1, -1])))
-        super().chunk_finished(instance_id, output)
-
-
-class Chatty(Altered):
-    """It sends pieces of chunks that do not stream."""
-
-    def chunk_finished(self, instance_id, output):
-        self.chunk_streamed(instance_id, ChunkPiece(output.job_id, 0, output.token_ids, output.logprobs))
         super().chunk_finished(instance_id, output)
 
 
@@ -149,12 +134,6 @@ class Pedantic(Altered):
     def abort(self, job_id):
         assert job_id in [job.id for job in self.jobs], f"no chunk {job_id}"
         self.engine.abort(job_id)
-
-
-class Greedy(Altered):
-    def abort(self, job_id):
-        for job in self.jobs:
-            self.engine.abort(job.id)
 
 
 class Obliging(Altered):
@@ -185,18 +164,6 @@ class Loyal(Altered):
         pass
 
 
-class Conservative(Altered):
-    """It takes the version of other weights and keeps the KV of the old ones."""
-
-    version = 0
-
-    async def update_weights(self, source, version):
-        self.version = version
-
-    def chunk_finished(self, instance_id, output):
-        super().chunk_finished(instance_id, msgspec.structs.replace(output, weight_version=self.version))
-
-
 class Restless(Altered):
     """It says that it sleeps, and does not."""
 
@@ -218,43 +185,6 @@ class Insomniac(Altered):
         super().submit(job)
 
 
-class Amnesiac(Altered):
-    """Asleep it forgets which weights it had."""
-
-    async def wake(self):
-        await self.engine.wake()
-        self.engine._weight_version = 0
-
-
-class Hoarder(Altered):
-    """It keeps its KV asleep."""
-
-    async def sleep(self):
-        if self.engine._asleep or self.engine._sink is None:
-            return await self.engine.sleep()
-        batch = self.engine._batch
-        freed = await self.engine.sleep()
-        self.engine._batch = batch
-        return freed
-
-
-class Sleeper(Altered):
-    """Once asleep it is so after a restart, too."""
-
-    slept = False
-
-    async def sleep(self):
-        freed = await self.engine.sleep()
-        self.slept = True
-        return freed
-
-    async def start(self, sink):
-        info = await super().start(sink)
-        if self.slept:
-            await self.engine.sleep()
-        return info
-
-
 class Mortal(Altered):
     stopped = False
 
@@ -262,15 +192,6 @@ class Mortal(Altered):
         assert not self.stopped, "stopped already"
         self.stopped = True
         await self.engine.stop()
-
-
-class Undead(Altered):
-    async def start(self, sink):
-        await self.engine.stop()
-        return await super().start(sink)
-
-    async def stop(self):
-        pass
 
 
 class Sociable(Altered):
@@ -288,13 +209,6 @@ def by_chunk(output):
     return {"token_ids": [(token + len(output.token_ids)) % 32000 for token in output.token_ids]}
 
 
-CHANCE = iter(range(10**6))
-
-
-def by_chance(output: ChunkOutput):
-    return {"token_ids": [next(CHANCE) for _ in output.token_ids]}
-
-
 ACCOUNT = "test_a_chunk_s_account_adds_up"
 ONCE = "test_every_chunk_is_answered_once"
 PIECES = "test_pieces_of_a_running_chunk_are_what_it_will_have_written"
@@ -309,37 +223,22 @@ ENGINES = [
     (engine(SameName), "test_it_is_a_fleet_of_engines", "ids of their own"),
     (engine(OddCapacity), "test_an_instance_says_what_it_can_hold", ""),
     (engine(Twice), ONCE, "answered chunk 'chunk 0' 2 times"),
-    (engine(Forgetful), ONCE, "unanswered and no engine will ever speak"),
-    (outputs(lambda output: {"logprobs": output.logprobs[:-1]}), ACCOUNT, ""),
-    (outputs(lambda output: {"logprobs": [0.5] * len(output.token_ids)}), ACCOUNT, ""),
     (outputs(lambda output: {"stopped": False}), ACCOUNT, "neither stopped nor full"),
-    (outputs(lambda output: {"cached_tokens": 3}), ACCOUNT, "cached, pooled and prefilled"),
-    (outputs(lambda output: {"computed_tokens": 3}), ACCOUNT, ""),
-    (outputs(lambda output: {"weight_version": 8}), ACCOUNT, ""),
     (engine(Guessing), PIECES, "sent other tokens"),
-    (engine(Chatty), PIECES, "which does not stream"),
     (outputs(by_chunk), TOKENS, "divided and moved, it gave other tokens"),
-    (outputs(by_chance), TOKENS, "two runs gave other tokens"),
     (
         engine(Hasty),
         "test_the_sink_is_never_called_from_within_submit_or_abort",
         r"called the sink from within submit\(\)",
     ),
     (engine(Pedantic), "test_an_aborted_chunk_disturbs_no_other", "no chunk unknown"),
-    (engine(Greedy), "test_an_aborted_chunk_disturbs_no_other", "unanswered"),
     (engine(Obliging), GIVEN_BACK, "longer than the model"),
     (engine(Curt), "test_a_chunk_that_ends_early_has_a_token_at_least", "its info does not say so"),
     (engine(Deaf), "test_a_chunk_ends_on_demand", "no chunk ended early"),
     (engine(Loyal), FORGOTTEN, r"reset_cache\(\) left \d+ tokens"),
-    (engine(Conservative), FORGOTTEN, r"update_weights\(\) left \d+ tokens"),
     (engine(Restless), SLEEP, "answered a chunk asleep"),
-    (engine(Insomniac), SLEEP, "answered a chunk asleep"),
     (engine(Insomniac), IDLE, "slept before it had started"),
-    (engine(Amnesiac), SLEEP, ""),
-    (engine(Hoarder), SLEEP, r"sleep\(\) left \d+ tokens"),
-    (engine(Sleeper), IDLE, "gave chunk 'chunk 1' back: the instance is asleep"),
     (engine(Mortal), STOPS, "stopped already"),
-    (engine(Undead), STOPS, "sim-0 spoke after it was stopped"),
     (engine(Sociable), "test_without_drafter_and_pool_it_goes_without", ""),
     (engine(Approximate), "test_steps_are_measured_on_the_grid_asked_for", ""),
 ]

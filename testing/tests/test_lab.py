@@ -205,7 +205,7 @@ def test_without_the_simulator_it_says_what_to_install(simulation, monkeypatch):
 
 def test_the_core_imports_no_test_library():
     script = (
-        "import sys, seer_cli, seer_core.runtime.runtime;"
+        "import sys, seer_cli, seer_session.runtime;"
         "sys.exit(bool({'pytest', 'hypothesis', 'seer_testing'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -12,11 +12,11 @@ from seer_testing import (
     SplitterContract,
 )
 from seer_testing.scenarios import every_event
+from seer_trace.records import TraceWriter
 
 from seer_core.model.events import Command, Event
 from seer_core.ports.clock import RealClock
 from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
-from seer_core.scheduling.trace import TraceWriter
 
 
 class TestWholeRequests(SplitterContract):

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -16,7 +17,7 @@ import structlog
 from seer_cli import display
 from seer_cli.common import _configure_logs
 from seer_cli.display import Display
-from seer_cli.frame import frame_of
+from seer_cli.display_frame import frame_of
 from seer_cli.progress import RunProgress
 
 from seer_core.model import InstanceInfo
@@ -63,12 +64,13 @@ def test_a_terminal_shows_a_live_display_and_gets_its_cursor_back(start_seer, tr
 
 
 def read_terminal(terminal, until=None):
-    """Read what is shown, until some text of it or the end."""
+    """Read what is shown, until some text of it, until a function of it says so, or the end."""
     shown, decode = (
         "",
         codecs.getincrementaldecoder("utf-8")("replace").decode,
     )  # the last call cut a character
-    while until is None or until not in shown:
+    seen = until if callable(until) else lambda shown: until is not None and until in shown
+    while not seen(shown):
         assert select.select([terminal], [], [], BOUND_S)[0], f"shown so far: {shown!r}"
         try:
             shown += decode(terminal.read(4096))
@@ -82,7 +84,7 @@ def test_a_terminal_that_is_resized_gets_frames_that_fit_it(start_seer):
     _resize(slave, 100, 30)
     sizes = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     process = start_seer(
-        *("sim", "synthetic", "--policy", "divided", "--lengths", "groups=96", "--instances", "24"),
+        *("sim", "synthetic", "--policy", "divided", "--lengths", "groups=4096", "--instances", "24"),
         stdin=slave,
         stdout=subprocess.DEVNULL,
         stderr=slave,
@@ -93,18 +95,27 @@ def test_a_terminal_that_is_resized_gets_frames_that_fit_it(start_seer):
         shown = read_terminal(terminal, until="running")
         _resize(slave, 44, 12)
         os.close(slave)
+        shown += read_terminal(terminal, until=lambda shown: any(map(fits, whole_frames(shown))))
+        process.send_signal(signal.SIGINT)
         shown += read_terminal(terminal)
-    assert process.wait(BOUND_S) == 0
+    assert process.wait(BOUND_S) == 130
     assert "Traceback" not in shown
+    small = next(filter(fits, whole_frames(shown)))
+    assert small[0].startswith("divided: groups ")
+    assert "reserved" in small[-1]
+
+
+def whole_frames(shown):
+    """Return the frames before the last, which may have been cut, as their lines without escapes."""
     frames = [
         re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", each) for each in re.split(r"(?:\x1b\[2K|\x1b\[1A)+", shown)
     ]
-    last = [each for each in frames if "instance" in each][-1].strip().splitlines()
-    assert max(map(len, last)) <= 44
-    assert len(last) <= 12
-    assert last[0].startswith("divided: groups ")
-    assert "reserved" in last[-1]
-    assert any(line.startswith("and ") for line in last)
+    return [each.strip().splitlines() for each in frames[:-1] if "instance" in each]
+
+
+def fits(lines):
+    """Return whether a frame fits the smaller terminal, and so has the sums of instances without a line."""
+    return len(lines) <= 12 and max(map(len, lines)) <= 44 and lines[-1].startswith("and ")
 
 
 def _resize(terminal, columns, rows):

@@ -5,11 +5,13 @@ import json
 import msgspec
 import pytest
 from seer_cli.explain import life_of
-from seer_cli.life_words import rows_of_life, sums
+from seer_cli.request_wording import rows_of_life, sums
+from seer_trace.chunk_runs import ChunkRun
+from seer_trace.records import TraceRecord, read_trace
+from seer_trace.request_life import LifeReader, Wait
 
 from seer_core.errors import InputError
 from seer_core.model import InstanceInfo
-from seer_core.model.chunk_runs import ChunkRun
 from seer_core.model.events import (
     Abort,
     AskEnvironment,
@@ -28,8 +30,6 @@ from seer_core.model.events import (
     RolloutPaused,
     RolloutResumed,
 )
-from seer_core.model.request_life import LifeReader, Wait
-from seer_core.scheduling.trace import TraceRecord, read_trace
 
 GROUP = GroupSpec("a", prompt_tokens=10, n=2, max_tokens=100)
 

@@ -10,10 +10,11 @@ import pyarrow.parquet
 import pytest
 from seer_cli.chunk_tables import write_parquet
 from seer_cli.perfetto import trace_events
+from seer_trace.chunk_runs import ChunkRun
+from seer_trace.records import TraceRecord
 
 from seer_core.errors import InputError
 from seer_core.model import InstanceInfo
-from seer_core.model.chunk_runs import ChunkRun
 from seer_core.model.events import (
     ChunkFinished,
     Complete,
@@ -23,7 +24,6 @@ from seer_core.model.events import (
     InstanceLost,
     InstanceStarted,
 )
-from seer_core.scheduling.trace import TraceRecord
 
 HOSTILE = '</script><b>"=1+1,'
 

@@ -37,7 +37,7 @@ def test_results_follow_the_umask_and_the_journal_is_closed_to_others(start_seer
 def test_the_page_on_security_has_the_bounds_and_the_defaults_of_the_ports():
     from seer_prometheus import Settings
 
-    from seer_core import viewer_port
+    from seer_host import viewer_port
 
     assert Settings().host == "127.0.0.1"
     assert f"port {Settings().port}" in PAGE

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from seer_trace.records import replay
 
 from seer_core.scheduling.scheduler import Policies, Scheduler
-from seer_core.scheduling.trace import replay
 from tests.support.eventually import eventually
 
 from .helpers import BOUND_S, lines_of

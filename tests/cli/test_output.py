@@ -8,8 +8,7 @@ import sys
 import threading
 
 import pytest
-
-from seer_core.line_files import LineFile
+from seer_host.line_files import LineFile
 
 from .helpers import BOUND_S, SMALL, lines_of
 
@@ -181,7 +180,7 @@ def test_a_trace_on_a_disk_that_fills_up_ends_in_a_whole_line(folder, write_prom
 def test_a_line_that_cannot_be_written_whole_is_not_there(tmp_path):
     program = (
         "import resource, sys\n"
-        "from seer_core.line_files import LineFile\n"
+        "from seer_host.line_files import LineFile\n"
         "file = LineFile(sys.argv[1])\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
         "for size in (60, 60, 30, 30, 5):\n"

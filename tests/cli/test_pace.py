@@ -1,10 +1,11 @@
 """The steps of instances side by side in a report: at equal batches and contexts, with the cause named."""
 
-import msgspec
+import re
+
 import pytest
-import seer_sim.plugin
 from seer_cli.report.data import run_of
 from seer_cli.report.reading import RunReader
+from seer_trace.records import TraceRecord, read_trace
 
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
@@ -16,7 +17,6 @@ from seer_core.model.events import (
     InstanceReported,
     InstanceStarted,
 )
-from seer_core.scheduling.trace import TraceRecord, read_trace
 
 ENGINES = """[seer]
 engine = "sim"
@@ -30,8 +30,16 @@ instances = {instances}
 kv_capacity_tokens = {kv}
 max_model_tokens = 8192
 lengths = {{ mean_tokens = 800, sigma = {sigma}, group_share = 0.8, cap_tokens = 4096 }}
+speeds = {{ {speeds} }}
 """
-CROWDED = {"plugins": '["group_round_robin"]', "pool": "none", "instances": 4, "kv": 16384, "sigma": 1.0}
+CROWDED = {
+    "plugins": '["group_round_robin"]',
+    "pool": "none",
+    "instances": 4,
+    "kv": 16384,
+    "sigma": 1.0,
+    "speeds": "",
+}
 ROOMY = {**CROWDED, "kv": 131072}
 CHUNKS = {**CROWDED, "plugins": '["divided_rollout", "context_sched"]', "pool": "sim_pool"}
 UNEVEN = {**ROOMY, "plugins": '["divided_rollout"]', "pool": "sim_pool", "instances": 2, "sigma": 1.5}
@@ -54,30 +62,6 @@ def shown(seer, write_prompts, tmp_path):
     return roll_out
 
 
-@pytest.fixture
-def slowed(monkeypatch):
-    """Return a function that makes the steps of sim-1 take so many times as long."""
-    make_fleet = seer_sim.plugin.make_fleet
-
-    def slow(times):
-        def make(settings):
-            fleet = make_fleet(settings)
-            for engine in fleet.engines:
-                if engine.id == "sim-1":
-                    costs = msgspec.structs.asdict(engine._cost)
-                    rates = {name: costs[name] / times for name in ("bytes_per_s", "flops_per_s")}
-                    delays = {
-                        name: costs[name] * times
-                        for name in ("overhead_s", "request_s", "position_s", "sampled_s")
-                    }
-                    engine._cost = msgspec.structs.replace(engine._cost, **rates, **delays)
-            return fleet
-
-        monkeypatch.setattr(seer_sim.plugin, "make_fleet", make)
-
-    return slow
-
-
 @pytest.mark.parametrize(
     ("settings", "groups"),
     [(CROWDED, 48), (ROOMY, 48), (CHUNKS, 48), (UNEVEN, 4)],
@@ -98,9 +82,8 @@ def test_a_wait_in_an_engine_s_own_queue_is_named_and_no_instance_accused(shown)
 
 @pytest.mark.parametrize("times", [2, 10])
 @pytest.mark.parametrize("settings", [CROWDED, ROOMY, CHUNKS], ids=["crowded", "roomy", "chunks"])
-def test_an_instance_at_a_part_of_the_speed_is_found_and_needs_no_look(shown, slowed, settings, times):
-    slowed(times)
-    run = shown(settings)
+def test_an_instance_at_a_part_of_the_speed_is_found_and_needs_no_look(shown, settings, times):
+    run = shown({**settings, "speeds": f"sim-1 = {1 / times}"})
     (slow,) = [each for each in run.findings if each.instance]
     assert slow.title == "Instance sim-1 was slow"
     assert run.lanes[1].slowness == pytest.approx(times, rel=0.15)
@@ -179,3 +162,35 @@ def test_the_longest_response_on_a_slow_instance_would_have_ended_sooner_on_anot
     assert "Of the 2.0 s, 2.0 s were on lame" in longest.text
     assert "it would have run for 1.0 s" in longest.text
     assert "No order" not in longest.text
+
+
+WHOLE = {**ROOMY, "speeds": "sim-1 = 0.1"}
+
+
+def test_the_last_response_that_stayed_on_a_slow_instance_says_what_another_would_have_saved(shown):
+    run = shown(WHOLE)
+    stayed = next(each for each in run.findings if "stayed" in each.title)
+    assert re.fullmatch(
+        r"[\d,]+ of its tokens took [\d,]+\.\d s on sim-1 while sim-\d( and sim-\d)* had nothing to do\."
+        r" There they would have taken [\d,]+\.\d s(, with [\d.]+ s for its context)?\."
+        r" It ran whole; in chunks it could have moved\.",
+        stayed.text,
+    )
+    assert stayed.title == f"Response {stayed.request} stayed on a slow instance"
+    assert 0.5 < stayed.share < 0.9
+
+
+@pytest.mark.parametrize("settings", [ROOMY, CHUNKS, {**CHUNKS, "kv": 131072, "speeds": "sim-1 = 0.1"}])
+def test_no_response_is_said_to_have_stayed_where_none_did(shown, settings):
+    run = shown(settings)
+    assert [each.title for each in run.findings if "stayed" in each.title] == []
+
+
+def test_what_a_move_costs_is_in_the_time_that_another_instance_would_have_taken():
+    lanes = {"quick": (5, 1_100, 0.010), "lame": (5, 1_100, 0.090)}
+    stayed = next(
+        each for each in side_by_side(lanes, prefill_s_per_token=0.5).findings if "stayed" in each.title
+    )
+    # From 1 s on; 11 of its 100 tokens, and its prompt of one token, were there then.
+    assert stayed.text.startswith("89 of its tokens took 8.0 s on lame while quick had nothing to do. There")
+    assert "they would have taken 6.9 s, with 6.1 s for its context." in stayed.text

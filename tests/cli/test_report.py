@@ -18,6 +18,8 @@ from seer_cli.report.lacks import CAUSES, Lacks
 from seer_cli.report.lanes import SECONDS
 from seer_cli.report.page import page_of
 from seer_cli.report.reading import RunReader
+from seer_trace.records import TraceRecord, read_trace
+from seer_trace.request_life import Wait
 
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
@@ -37,8 +39,6 @@ from seer_core.model.events import (
     RolloutPaused,
     RolloutResumed,
 )
-from seer_core.model.request_life import Wait
-from seer_core.scheduling.trace import TraceRecord, read_trace
 from tests.cli.helpers import SMALL
 
 HOSTILE = '</script><img src=x onerror="hacked=1"><b>'

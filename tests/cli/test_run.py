@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from seer_trace.records import TraceWriter, replay
 
 from seer_core.errors import OutputError
 from seer_core.model.events import (
@@ -12,7 +13,6 @@ from seer_core.model.events import (
     GroupsSubmitted,
 )
 from seer_core.scheduling.scheduler import Policies, Scheduler
-from seer_core.scheduling.trace import TraceWriter, replay
 
 from .helpers import SMALL, TECHNIQUES, lines_of
 

@@ -6,8 +6,8 @@ import signal
 import time
 
 import pytest
+from seer_host.line_files import claim
 
-from seer_core.line_files import claim
 from tests.support.eventually import eventually
 from tests.support.processes import stopped
 

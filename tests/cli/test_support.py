@@ -9,6 +9,8 @@ from seer_cli.installed import TIERS, tier_of
 from seer_core.plugins.loading import installed
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = ("plugins", "backends", "contrib")
+ADAPTERS = ("skyrl", "slime")  # with a table of their own
 
 
 def tiers_of_page():
@@ -17,7 +19,11 @@ def tiers_of_page():
 
 
 def plugins_of_tree():
-    projects = [path for path in ROOT.glob("*/*/pyproject.toml") if path.parts[-3] in ("plugins", "backends")]
+    projects = [
+        path
+        for path in ROOT.glob("*/*/pyproject.toml")
+        if path.parts[-3] in FOLDERS and path.parts[-2] not in ADAPTERS
+    ]
     metadata = [tomllib.loads(path.read_text()) for path in projects]
     return {name for each in metadata for name in each["project"].get("entry-points", {}).get("seer", {})}
 

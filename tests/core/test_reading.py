@@ -5,10 +5,10 @@ import sys
 import msgspec
 import pytest
 from seer_cli.profiles import read_profile
+from seer_trace.records import read_trace
 
 from seer_core.errors import ConfigError, InputError
 from seer_core.json_files import JsonFormat
-from seer_core.scheduling.trace import read_trace
 
 
 class Figures(msgspec.Struct):

@@ -5,13 +5,14 @@ import math
 
 import msgspec
 import pytest
+from seer_session.prompts import make_groups
 
 from seer_core.errors import PromptError
 from seer_core.model import PromptGroup, Sampling, SamplingChoice, StructuredOutputs
 from seer_core.model.sampling import CONTROLS
 from seer_core.plugins.config import RolloutTable
 from seer_core.ports.engine import ModelInfo
-from seer_core.runtime.prompts import make_groups, problem_of
+from seer_core.runtime.groups import problem_of
 
 MODEL = ModelInfo(300, 64, controls=CONTROLS)
 

@@ -43,8 +43,8 @@ def test_an_answer_is_appended_and_the_next_chunk_goes_on_behind_it():
     first = write(book, [7, 8], stopped=False)
     second = write(book, [61], stopped=True)
     assert (first.turn_start, second.turn_start, second.context_tokens) == (0, 0, 3)
-    book.turn("a/0", 2.0)
-    assert book.answered("a/0", [9, 10], None, False, 5.0) == EnvironmentAnswered("a/0", 2, False)
+    book.hold("a/0", 2.0)
+    assert book.extend("a/0", [9, 10], None, False, 5.0) == EnvironmentAnswered("a/0", 2, False)
     third = write(book, [11], stopped=True)
     assert third.token_ids == [1, 2, 3, 7, 8, 61, 9, 10]
     assert (third.prompt_tokens, third.turn_start, third.context_tokens) == (3, 8, 8)
@@ -53,11 +53,11 @@ def test_an_answer_is_appended_and_the_next_chunk_goes_on_behind_it():
 def test_a_completion_has_the_turns_the_mask_and_the_sum_of_the_rewards():
     book = book_of(group())
     write(book, [7, 8, 61], stopped=True)
-    book.turn("a/0", 2.0)
-    book.answered("a/0", [9, 10], 0.25, False, 5.0)
+    book.hold("a/0", 2.0)
+    book.extend("a/0", [9, 10], 0.25, False, 5.0)
     write(book, [11], stopped=True)
-    book.turn("a/0", 6.0)
-    book.answered("a/0", [], 1.0, True, 6.5)
+    book.hold("a/0", 6.0)
+    book.extend("a/0", [], 1.0, True, 6.5)
     completion = book.complete(Complete("a/0", "stop"), 7.0).completion
     assert list(completion.token_ids) == [7, 8, 61, 9, 10, 11]
     assert list(completion.logprobs) == [-0.5, -0.5, -0.5, 0.0, 0.0, -0.5]
@@ -73,28 +73,11 @@ def test_a_response_without_an_environment_is_all_the_model_s():
     assert (completion.turns, completion.loss_mask, completion.reward) == ([], [1, 1, 1], None)
 
 
-def test_an_environment_sees_the_turn_alone_and_the_trajectory():
-    book = book_of(group())
-    write(book, [7, 8, 61], stopped=True)
-    turn = book.turn("a/0", 2.0)
-    assert (turn.number, turn.token_ids, turn.text, turn.stop_reason) == (0, [7, 8, 61], "gh", "=")
-    assert turn.left_tokens == 17
-    book.answered("a/0", [9, 10], None, False, 5.0)
-    write(book, [11, 12], stopped=True)
-    turn = book.turn("a/0", 6.0)
-    assert (turn.number, turn.token_ids, turn.text, turn.stop_reason) == (1, [11, 12], "kl", None)
-    [earlier] = book.answered_turns("a/0")
-    assert (earlier.turn.text, earlier.answer_token_ids) == ("gh", [9, 10])
-    trajectory = book.trajectory("a/0")
-    assert (trajectory.group_id, trajectory.index, trajectory.metadata) == ("a", 0, {"task": 1})
-    assert trajectory.prompt_token_ids == (1, 2, 3)
-
-
 def test_an_answer_without_room_is_cut_at_the_limit():
     book = book_of(group())
     write(book, [7] * 18, stopped=True)
-    book.turn("a/0", 2.0)
-    assert book.answered("a/0", [9, 10, 11], None, False, 5.0) == EnvironmentAnswered("a/0", 2, False)
+    book.hold("a/0", 2.0)
+    assert book.extend("a/0", [9, 10, 11], None, False, 5.0) == EnvironmentAnswered("a/0", 2, False)
     completion = book.complete(Complete("a/0", "length"), 5.0).completion
     assert (len(completion.token_ids), completion.turns) == (20, [TurnRecord(18, 2, 3.0)])
 
@@ -102,8 +85,8 @@ def test_an_answer_without_room_is_cut_at_the_limit():
 def test_the_text_of_a_response_that_its_environment_ends_is_not_cut():
     book = book_of(group())
     write(book, [7, 61], stopped=True)
-    book.turn("a/0", 2.0)
-    book.answered("a/0", [8, 61], None, True, 5.0)
+    book.hold("a/0", 2.0)
+    book.extend("a/0", [8, 61], None, True, 5.0)
     completion = book.complete(Complete("a/0", "stop"), 5.0).completion
     assert (completion.text, completion.stop_reason) == ("g=h=", None)
 
@@ -111,8 +94,8 @@ def test_the_text_of_a_response_that_its_environment_ends_is_not_cut():
 def test_a_turn_that_was_cut_short_is_a_turn_too():
     book = book_of(group())
     write(book, [7, 61], stopped=True)
-    book.turn("a/0", 2.0)
-    book.answered("a/0", [8], None, False, 5.0)
+    book.hold("a/0", 2.0)
+    book.extend("a/0", [8], None, False, 5.0)
     write(book, [9])
     completion = book.complete(Complete("a/0", "aborted"), 6.0).completion
     assert completion.turns == [TurnRecord(2, 1, 3.0), TurnRecord(1)]
@@ -121,8 +104,8 @@ def test_a_turn_that_was_cut_short_is_a_turn_too():
 def test_the_reason_for_which_an_environment_failed_comes_with_the_completion():
     book = book_of(group())
     write(book, [7, 61], stopped=True)
-    book.turn("a/0", 2.0)
-    book.environment_failed("a/0", "no network")
+    book.hold("a/0", 2.0)
+    book.extension_failed("a/0", "no network")
     completion = book.complete(Complete("a/0", "error"), 6.0).completion
     assert (completion.error, completion.turns) == ("no network", [TurnRecord(2)])
 
@@ -130,8 +113,8 @@ def test_the_reason_for_which_an_environment_failed_comes_with_the_completion():
 def test_the_environment_s_tokens_are_not_counted_as_recomputed():
     book = book_of(group())
     write(book, [7, 61], stopped=True, prefilled=3, computed=4)
-    book.turn("a/0", 2.0)
-    book.answered("a/0", [8, 9, 10], None, False, 5.0)
+    book.hold("a/0", 2.0)
+    book.extend("a/0", [8, 9, 10], None, False, 5.0)
     # The last token of the turn, the three of the answer, and the first two new ones were run.
     write(book, [11, 12, 13], stopped=True, prefilled=4, computed=6)
     chunks = book.complete(Complete("a/0", "stop"), 6.0).completion.chunks
@@ -141,8 +124,8 @@ def test_the_environment_s_tokens_are_not_counted_as_recomputed():
 def test_most_probable_tokens_have_places_for_the_environment_s_tokens():
     book = book_of(group(sampling=Sampling(top_logprobs=2)))
     write(book, [7], stopped=True, tops=TopLogprobs(2, [7, 8], [-0.5, -2.0]))
-    book.turn("a/0", 2.0)
-    book.answered("a/0", [9], None, True, 5.0)
+    book.hold("a/0", 2.0)
+    book.extend("a/0", [9], None, True, 5.0)
     tops = book.complete(Complete("a/0", "stop"), 6.0).completion.top_logprobs
     assert list(tops) == [[(7, -0.5), (8, -2.0)], [(9, 0.0), (9, LEAST_LOGPROB)]]
 
@@ -151,8 +134,8 @@ def test_siblings_elsewhere_get_the_environment_s_tokens_with_the_model_s():
     book = book_of(group(), sharing=True)
     job = book.job(Dispatch("a/1", "y", 4, 64, migrated=False), 1.0)
     write(book, [7, 61], stopped=True)
-    book.turn("a/0", 2.0)
-    book.answered("a/0", [8, 9], None, False, 5.0)
+    book.hold("a/0", 2.0)
+    book.extend("a/0", [8, 9], None, False, 5.0)
     write(book, [10])
     [(name, text)] = book.pending("a/1")
     assert (name, text.start, text.token_ids) == ("y", 0, [7, 61, 8, 9, 10])
@@ -170,8 +153,10 @@ def test_a_response_of_an_earlier_process_goes_on_in_its_turn(acting):
     assert spec.turns
     assert spec.resumed == (ResumedResponse(5, acting=acting), ResumedResponse(0))
     if acting:
-        assert book.turn("a/0", 0.0).token_ids == [9, 10]
-        book.answered("a/0", [11], 0.5, False, 1.0)
+        book.hold("a/0", 0.0)
+        held = book.held("a/0")
+        assert (held.turn_start, held.token_ids[held.turn_start :].tolist()) == (3, [9, 10])
+        book.extend("a/0", [11], 0.5, False, 1.0)
     job = write(book, [12], stopped=True)
     assert job.turn_start == (9 if acting else 6)
     completion = book.complete(Complete("a/0", "stop"), 2.0).completion

@@ -7,6 +7,8 @@ import threading
 import types
 
 import pytest
+from seer_host.threads import in_thread
+from seer_session.environments import EncodedAnswer, EnvironmentCalls, Question
 from structlog.testing import capture_logs
 
 from seer_core.error_origin import describe_error, is_ctrl_c, is_interruption, one_line, place_of, shown
@@ -18,11 +20,9 @@ from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo
 from seer_core.ports.environment import EnvironmentAnswer, ModelTurn, Trajectory
 from seer_core.ports.policy import Placement
-from seer_core.runtime.environments import EnvironmentCalls, Question
 from seer_core.runtime.observers import ObserverHub
 from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
 from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
-from seer_core.threads import in_thread
 from tests.support.eventually import PATIENCE_S, aeventually
 from tests.support.raising import ERRORS, PLAIN, STRANGE, class_of, raise_one
 from tests.support.virtual_time import run_in_virtual_time
@@ -201,11 +201,11 @@ class Outcomes:
         self.at_s = {}
         self.settled = asyncio.Event()
 
-    def environment_answered(self, request_id, answer):
-        self.answers[request_id] = answer
+    def extend(self, request_id, token_ids, reward, done):
+        self.answers[request_id] = EncodedAnswer(token_ids, reward, done)
         self._settled(request_id)
 
-    def environment_failed(self, request_id, reason):
+    def extension_failed(self, request_id, reason):
         self.failures[request_id] = reason
         self._settled(request_id)
 

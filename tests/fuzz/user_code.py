@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import structlog
+from seer_session.environments import EncodedAnswer, EnvironmentCalls, Question
 from seer_sim.tokens import ByteTokenizer
 
 from seer_core.errors import PluginError, SeerError
@@ -16,7 +17,6 @@ from seer_core.plugins.config import TurnsTable
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo
 from seer_core.ports.environment import EnvironmentAnswer, ModelTurn, Trajectory
-from seer_core.runtime.environments import EncodedAnswer, EnvironmentCalls, Question
 from seer_core.runtime.observers import ObserverHub
 from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
 from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
@@ -69,10 +69,10 @@ class _Listener:
     def __init__(self) -> None:
         self.found: asyncio.Future[EncodedAnswer | str] = asyncio.get_running_loop().create_future()
 
-    def environment_answered(self, request_id: str, answer: EncodedAnswer) -> None:
-        self.found.set_result(answer)
+    def extend(self, request_id: str, token_ids: list[int], reward: float | None, done: bool) -> None:
+        self.found.set_result(EncodedAnswer(token_ids, reward, done))
 
-    def environment_failed(self, request_id: str, reason: str) -> None:
+    def extension_failed(self, request_id: str, reason: str) -> None:
         self.found.set_result(reason)
 
 

@@ -1,8 +1,8 @@
 """Each process that runs tests records what they cost, and ``scripts/test-costs`` prints a table of it.
 
-The records lie in build/test-costs, a line for each test: its seconds, those of its fixtures included, and
-how many engines this process has started in that time, with their seconds.  Engines that a command starts
-in a process of its own are not counted.
+The records lie in build/test-costs, a line for each test: its seconds, those of its fixtures included, how
+many engines this process has started in that time, with their seconds, and how many fork servers, each of
+which imports an engine.  What a command starts in a process of its own is not counted.
 """
 
 import functools
@@ -16,6 +16,9 @@ import pytest
 
 TRANSPORT = "seer_worker.client.process_transport"
 """The module that starts the processes of engines."""
+
+SERVERS = "seer_worker.client.fork_server"
+"""The module that starts processes which import an engine."""
 
 
 def pytest_configure(config):
@@ -31,9 +34,10 @@ class Recorder:
         self._file = None
         self._clear()
         on_import(TRANSPORT, self._watch)
+        on_import(SERVERS, self._watch_servers)
 
     def _clear(self):
-        self._seconds, self._engines, self._engine_seconds = 0.0, 0, 0.0
+        self._seconds, self._engines, self._engine_seconds, self._imports = 0.0, 0, 0.0, 0
 
     def _watch(self, module):
         opens = module.ProcessTransport.open
@@ -48,6 +52,16 @@ class Recorder:
                 self._engine_seconds += time.perf_counter() - begun_s
 
         module.ProcessTransport.open = open
+
+    def _watch_servers(self, module):
+        makes = module.ForkServer.__init__
+
+        @functools.wraps(makes)
+        def make(*arguments, **options):
+            self._imports += 1
+            makes(*arguments, **options)
+
+        module.ForkServer.__init__ = make
 
     def pytest_runtest_logreport(self, report):
         """Add what a phase took."""
@@ -64,6 +78,8 @@ class Recorder:
         costs = {"test": item.nodeid, "seconds": round(self._seconds, 4)}
         if self._engines:
             costs |= {"engines": self._engines, "engine_seconds": round(self._engine_seconds, 3)}
+        if self._imports:
+            costs["imports"] = self._imports
         self._file.write(json.dumps(costs) + "\n")
         return result
 

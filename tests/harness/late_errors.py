@@ -4,13 +4,16 @@ pytest reports such an error with the test during which it came up.  An object i
 the garbage collector next runs, and a fixture's value after the test's last phase, so that was often another
 test.  Here garbage is collected after each test, in the same step, while its own warning filters hold.
 Objects from before the first test are left out, and later those that made a collection slow; without
-them it takes milliseconds.  Errors about these appear at the end of the run, which they fail.
+them it takes milliseconds.  Errors about these appear at the end of the run, which they fail.  What is left
+out stays in memory if it is in a cycle, so everything is collected behind a file that has cost much memory.
 """
 
 import gc
+import os
 import sys
 import traceback
-from time import perf_counter
+from pathlib import Path
+from time import thread_time
 
 import pytest
 from _pytest.threadexception import collect_thread_exception
@@ -19,13 +22,17 @@ from _pytest.unraisableexception import collect_unraisable
 from tests.harness import verdict
 
 SLOW_S = 0.02
-"""A collection that takes longer leaves out what it has found in use from then on."""
+"""A collection that computes for longer leaves out what it has found in use from then on."""
+
+MUCH_BYTES = 256 << 20
+"""What the process may grow until everything is collected at the end of a file, which takes a second."""
 
 KEPT_BY_PYTEST = ("last_exc", "last_type", "last_value", "last_traceback")
 """The names in ``sys`` under which a failure's frames outlive it, until the next test is called."""
 
 _FAILED = pytest.StashKey[bool]()
 _ERRORS = pytest.StashKey[list[str]]()
+_RESIDENT = pytest.StashKey[int]()
 
 
 def pytest_configure(config):
@@ -38,6 +45,7 @@ def pytest_collection_finish(session):
     """Leave out what the import of test files has made."""
     _note(session.config, "while tests were collected")
     gc.freeze()
+    session.config.stash[_RESIDENT] = resident_bytes()
 
 
 def pytest_exception_interact(node):
@@ -46,21 +54,36 @@ def pytest_exception_interact(node):
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
+def pytest_runtest_protocol(item, nextitem):
     """Report errors that come up when nothing of a test is left, as errors of its teardown."""
     result = yield
     failed = item.stash.get(_FAILED, False)
     if failed:
         for name in KEPT_BY_PYTEST:
             vars(sys).pop(name, None)
-    begun_s = perf_counter()
+    begun_s = thread_time()
     call = pytest.CallInfo.from_call(lambda: _collect(item.config), when="teardown")
-    if perf_counter() - begun_s > SLOW_S:
+    if thread_time() - begun_s > SLOW_S:
         gc.freeze()
     if call.excinfo is not None and not failed:
         report = item.ihook.pytest_runtest_makereport(item=item, call=call)
         item.ihook.pytest_runtest_logreport(report=report)
+    if nextitem is not None and nextitem.path != item.path:
+        _collect_all_if_much(item.config, item.path.name)
     return result
+
+
+def _collect_all_if_much(config, name):
+    if resident_bytes() - config.stash[_RESIDENT] > MUCH_BYTES:
+        gc.unfreeze()
+        _note(config, f"after the tests of {name}")
+        gc.freeze()
+        config.stash[_RESIDENT] = resident_bytes()
+
+
+def resident_bytes():
+    """Return what the system says that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -25,6 +25,15 @@ LONGEST = (
 )
 """Files of long tests.  They begin first, or one process would be left with one of them at the end."""
 
+ENGINES = {
+    "backends/vllm/": "vllm",
+    "tests/integration/test_real_": "vllm",
+    "tests/integration/test_mixed_fleet.py": "vllm",
+    "backends/sglang/": "sglang",
+    "backends/paced/": "paced",
+}
+"""Files that share instances, or what has imported their engine, by the engine: one process has them."""
+
 _SEED = pytest.StashKey[int]()
 
 
@@ -91,6 +100,10 @@ def _draws(seed, nodeid):
     return [sha256(f"{seed} {name}".encode()).digest() for name in (*prefixes, nodeid)]
 
 
+def _engine(scope):
+    return next((engine for start, engine in ENGINES.items() if scope.startswith(start)), None)
+
+
 def _place(item):
     starts = (place for place, start in enumerate(LONGEST) if item.nodeid.startswith(start))
     return next(starts, len(LONGEST))
@@ -100,6 +113,7 @@ def _place(item):
 def pytest_xdist_make_scheduler(config, log):
     """Let one of several processes run all tests on clusters, so that each is started once, one at a time.
 
+    All files of an engine go to the process that has begun with them, until it is the only work that is left.
     The groups of xdist itself do nothing under pytest 9.2.
     """
     from xdist.scheduler import LoadFileScheduling
@@ -109,5 +123,16 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFileOrCluster(LoadFileScheduling):
         def _split_scope(self, nodeid):
             return "cluster" if nodeid.startswith(CLUSTERS) else super()._split_scope(nodeid)
+
+        def _assign_work_unit(self, node):
+            begun = {_engine(scope): each for each, scopes in self.assigned_work.items() for scope in scopes}
+            begun.pop(None, None)
+
+            def rank(scope):
+                process = begun.get(_engine(scope))
+                return 1 if process is None else 0 if process is node else 2
+
+            self.workqueue.move_to_end(min(self.workqueue, key=rank), last=False)
+            super()._assign_work_unit(node)
 
     return ByFileOrCluster(config, log) if config.getvalue("dist") == "loadfile" else None

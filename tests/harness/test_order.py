@@ -1,6 +1,9 @@
 """The order of tests: as written, or random and repeatable, and what a file shares is made once."""
 
 import re
+from types import SimpleNamespace
+
+from tests.harness import order
 
 FILE = """
 import pytest
@@ -44,9 +47,9 @@ def test_a_random_order_keeps_each_file_together_and_starts_what_it_shares_once(
     assert run.status == 0
     assert run.output.count("start vllm") == run.output.count("start sglang") == len(FILES)
     assert run.output.count("start class") == len(FILES)
-    order = re.findall(r"^(\w+\.py)::", run.output, re.M)
-    assert len(files_of(order)) == len(FILES)
-    assert files_of(order) != sorted(files_of(order))
+    found = re.findall(r"^(\w+\.py)::", run.output, re.M)
+    assert len(files_of(found)) == len(FILES)
+    assert files_of(found) != sorted(files_of(found))
 
 
 def test_the_seed_repeats_the_order_also_in_workers(run_tests):
@@ -69,5 +72,41 @@ def test_workers_share_a_seed_that_was_drawn(run_tests):
 
 
 def test_the_order_is_as_written_by_default(run_tests):
-    order = order_of(run_tests(["order"], "-v", **FILES))
-    assert files_of(order) == sorted(files_of(order))
+    found = order_of(run_tests(["order"], "-v", **FILES))
+    assert files_of(found) == sorted(files_of(found))
+
+
+class Process:
+    """Stands in for a process of xdist: it notes which tests it is sent."""
+
+    gateway, shutting_down = SimpleNamespace(id="gw"), False
+
+    def __init__(self):
+        self.sent = []
+
+    def send_runtest_some(self, numbers):
+        self.sent += numbers
+
+    def shutdown(self):
+        self.shutting_down = True
+
+
+def test_all_files_of_an_engine_go_to_the_process_that_has_begun_with_them_while_there_is_other_work():
+    folders = ["backends/sglang"] * 4 + ["backends/vllm"] * 4 + ["plugins"] * 6
+    tests = [f"{folder}/test_{number}.py::test" for number, folder in enumerate(folders)]
+    values = {"dist": "loadfile", "tx": ["2*popen"]}
+    config = SimpleNamespace(option=SimpleNamespace(loadscopereorder=True), getvalue=values.get)
+    scheduler = order.pytest_xdist_make_scheduler(config, None)
+    processes = Process(), Process()
+    for process in processes:
+        scheduler.add_node(process)
+    for process in processes:
+        scheduler.add_node_collection(process, tests)
+    scheduler.schedule()
+    for turn in range(len(tests)):
+        for process in processes:
+            if turn < len(process.sent):
+                scheduler.mark_test_complete(process, process.sent[turn])
+    sglang, vllm = ({folders[number] for number in process.sent} for process in processes)
+    assert (sglang, vllm) == ({"backends/sglang", "plugins"}, {"backends/vllm", "plugins"})
+    assert sorted(processes[0].sent + processes[1].sent) == list(range(len(tests)))

@@ -1,10 +1,6 @@
 """A test that hangs fails with the stacks of all threads, and the tests after it run."""
 
-from pathlib import Path
-
 import pytest
-
-from tests.harness import time_limits
 
 PLUGINS = ["time_limits"]
 TIMEOUT = ("-p", "pytest_timeout")
@@ -88,8 +84,3 @@ def test_plain(request):
         PLUGINS, *TIMEOUT, "--timeout=0.1", test_it=HANGS.replace("@pytest.mark.timeout(0.5)\n", "")
     )
     assert "Timeout (>0.1s)" in run.output
-
-
-def test_each_file_with_a_limit_of_its_own_is_there():
-    root = Path(__file__).parents[2]
-    assert [start for start in time_limits.LIMITS_S if not (root / start).exists()] == []

@@ -1,8 +1,7 @@
 """Sessions on the simulator, and over engines that a test plays by hand."""
 
 import pytest
-
-from seer_core import Session
+from seer_session import Session
 
 from .helpers import SMALL
 

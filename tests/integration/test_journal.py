@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 from seer_journal import DiskJournal
+from seer_session.runtime import Runtime
+from seer_trace.records import TraceWriter, replay
 
 from seer_core.errors import InputError
 from seer_core.model import PromptGroup
 from seer_core.model.arrays import Tokens
 from seer_core.model.events import ChunkFinished
 from seer_core.plugins.loading import Assembly, Strategies
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import CORE, Policies, Scheduler, Slot
-from seer_core.scheduling.trace import TraceWriter, replay
 
 from .helpers import divided, outputs, play
 

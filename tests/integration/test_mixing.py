@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from seer_cli.installed import slots_of
+from seer_session.runtime import Runtime
 
 from seer_core.errors import ConfigError, PluginError
 from seer_core.plugins.config import load_config
@@ -14,7 +15,6 @@ from seer_core.plugins.loading import assemble
 from seer_core.plugins.merge_fleets import merge_fleets
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo
-from seer_core.runtime.runtime import Runtime
 from tests.support.eventually import aeventually
 
 from .helpers import play, tokens

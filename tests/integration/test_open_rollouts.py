@@ -4,11 +4,11 @@ import asyncio
 import importlib
 
 import pytest
+from seer_trace.records import TraceWriter, replay
 
 from seer_core.errors import EngineError, PromptError, SeerError, WeightVersionError
 from seer_core.plugins.config import RestartsTable
 from seer_core.scheduling.scheduler import CORE, Policies, Scheduler, Slot
-from seer_core.scheduling.trace import TraceWriter, replay
 from tests.support.eventually import PATIENCE_S
 
 from .helpers import SMALL_SIM, divided, outputs, play, request_ids, with_timeout

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from seer_cli.installed import describe, offers, slots_of
+from seer_session.runtime import Runtime
+from seer_session.session import rollout
 
 from seer_core.errors import ConfigError, PluginError
 from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import assemble, fill_slots, installed
 from seer_core.ports.engine import InstanceClient
-from seer_core.runtime.runtime import Runtime
-from seer_core.runtime.session import rollout
 
 from .helpers import HEAD, NAMED_QUEUE
 

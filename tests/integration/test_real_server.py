@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from seer_session import Runtime, load_config
 
-from seer_core import Runtime, load_config
 from seer_core.ports.policy import Observer
 from tests.support.eventually import aeventually
 

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 import structlog
 from seer_divided_rollout import AffordableChunks
+from seer_session.session import rollout
+from seer_trace.records import TraceWriter, replay
 
 from seer_core.errors import (
     ConfigError,
@@ -21,9 +23,7 @@ from seer_core.model.events import (
     InstanceLost,
 )
 from seer_core.plugins.loading import Strategies
-from seer_core.runtime.session import rollout
 from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
-from seer_core.scheduling.trace import TraceWriter, replay
 
 from .helpers import Recorder, divided, outputs, play, policies, turns
 
@@ -294,9 +294,8 @@ def test_a_chunk_larger_than_an_instance_s_kv_is_refused_at_the_start(by_hand, h
 
 def test_a_library_logs_on_standard_error_unless_its_program_says_otherwise(tmp_path):
     (tmp_path / "seer.toml").write_text('[seer]\nengine = "sim"\n')
-    script = (
-        f"import seer_core; seer_core.rollout({str(tmp_path / 'seer.toml')!r}, [{{'prompt': 'a', 'n': 1}}])"
-    )
+    prompts = [{"prompt": "a", "n": 1}]
+    script = f"from seer_session import rollout; rollout({str(tmp_path / 'seer.toml')!r}, {prompts})"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )

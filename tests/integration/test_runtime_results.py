@@ -2,15 +2,15 @@
 
 import pytest
 from seer_divided_rollout import Chunks
+from seer_session.session import rollout
+from seer_trace.records import TraceWriter, replay
 
 from seer_core.errors import (
     PromptError,
     SeerError,
 )
 from seer_core.ports.policy import Placer
-from seer_core.runtime.session import rollout
 from seer_core.scheduling.scheduler import Scheduler, Slot
-from seer_core.scheduling.trace import TraceWriter, replay
 
 from .helpers import SIM, Recorder, divided, outputs, play, policies, roll_out
 

@@ -4,10 +4,10 @@ import asyncio
 import threading
 
 import pytest
+from seer_session import Session
+from seer_session import rollout as short_form
 from seer_sim.engine import SimEngine
 
-from seer_core import Session
-from seer_core import rollout as short_form
 from seer_core.errors import EngineError, PluginError, PromptError, SeerError
 
 from .helpers import RECORDS, SMALL, in_a_thread, tokens

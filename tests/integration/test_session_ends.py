@@ -7,8 +7,8 @@ import threading
 from concurrent.futures import Future
 
 import pytest
+from seer_session import Session
 
-from seer_core import Session
 from seer_core.errors import SeerError
 from seer_core.ports.environment import EnvironmentAnswer
 from tests.support.eventually import PATIENCE_S
@@ -118,7 +118,7 @@ def test_calls_of_a_session_that_another_thread_is_closing_raise_one_sentence(pl
             in_a_thread(session.close)
 
     with played(hand()) as session, session.open() as rollout:
-        monkeypatch.setattr("seer_core.runtime.session.Future", Late)
+        monkeypatch.setattr("seer_session.session.Future", Late)
         with pytest.raises(SeerError, match="this session is not running"):
             rollout.close()
 

@@ -13,9 +13,9 @@ from msgspec.inspect import (
     VarTupleType,
     type_info,
 )
+from seer_session.prompts import PromptRecord
 
 from seer_core.plugins.config import CompareTable, RolloutTable, SeerTable
-from seer_core.runtime.prompts import PromptRecord
 
 PLUGINS = {point.name: point.load() for point in entry_points(group="seer") if point.dist is not None}
 TABLES = [SeerTable, RolloutTable, CompareTable, PromptRecord]

@@ -10,11 +10,11 @@ from pathlib import Path
 import attrs
 import msgspec
 import pytest
+from seer_session.runtime import Runtime
 
 from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import fill_slots
 from seer_core.ports.drafting import StepTimes
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Slot
 from tests.support.eventually import aeventually
 

@@ -5,8 +5,8 @@ import signal
 import threading
 
 import pytest
+from seer_session import Session
 
-from seer_core import Session
 from seer_core.errors import EngineError, SeerError
 from seer_core.plugins.loading import Strategies
 from seer_core.scheduling.scheduler import Policies

@@ -5,8 +5,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-
-from seer_core import Session, load_config
+from seer_session import Session, load_config
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trl"
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 from seer_journal import DiskJournal
+from seer_session.runtime import Runtime
+from seer_session.session import Session
+from seer_trace.records import TraceWriter, replay
 from structlog.testing import capture_logs
 
 from seer_core.errors import ConfigError, EngineError, InputError, PluginError
@@ -14,10 +17,7 @@ from seer_core.model.events import AskEnvironment, ChunkFinished, EnvironmentAns
 from seer_core.plugins.config import load_config, make_config
 from seer_core.plugins.loading import Assembly, Strategies, assemble
 from seer_core.ports.environment import EnvironmentAnswer
-from seer_core.runtime.runtime import Runtime
-from seer_core.runtime.session import Session
 from seer_core.scheduling.scheduler import CORE, Policies, Scheduler, Slot
-from seer_core.scheduling.trace import TraceWriter, replay
 
 from .helpers import SMALL_SIM, divided, play
 
@@ -193,7 +193,7 @@ class Grumpy(Dice):
 def test_an_environment_that_fails_ends_that_response_alone(no_model, tmp_path):
     runtime = no_model()
     limit = make_config({"seer": {"turns": {"timeout_s": 0.1}}}, base_dir=tmp_path, origin="test").seer
-    runtime._controller._settings = limit
+    runtime.settings = limit
     with capture_logs() as logs:
         result = play(roll_out(runtime, Grumpy()))
     expected = whole(play(roll_out(no_model(), Dice())))

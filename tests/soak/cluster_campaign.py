@@ -29,7 +29,7 @@ from .cluster_faults import (
     HEAD_KINDS,
     KINDS,
     MASTER,
-    NURSE,
+    SUPERVISOR,
     WORKER,
     ClusterFault,
     rows_of,
@@ -452,7 +452,7 @@ class ClusterCampaign:
         left = [
             f"{machine.name}: {part}"
             for machine in self._machines.machines
-            for part in (NURSE, WORKER)
+            for part in (SUPERVISOR, WORKER)
             if machine.processes(part)
         ]
         if not left and not self._headless and (places := self._machines.places()):

@@ -57,13 +57,13 @@ def _signal(part: str, number: signal.Signals) -> Callable[[Any], None]:
     return strike
 
 
-RAYLET, NURSE, WORKER = "raylet/raylet", "ray::Nurse", "seer_worker.process"
+RAYLET, SUPERVISOR, WORKER = "raylet/raylet", "ray::Supervisor", "seer_worker.process"
 """What the command lines of a node's processes have in them."""
 
 KINDS = {
     "worker killed": MachineFault(_signal(WORKER, signal.SIGKILL), 4),
     "worker stopped": MachineFault(_signal(WORKER, signal.SIGSTOP), 1),
-    "actor killed": MachineFault(_signal(NURSE, signal.SIGKILL), 4),
+    "actor killed": MachineFault(_signal(SUPERVISOR, signal.SIGKILL), 4),
     "raylet killed": MachineFault(_signal(RAYLET, signal.SIGKILL), 3, breaks=True),
     "raylet terminated": MachineFault(_signal(RAYLET, signal.SIGTERM), 2, breaks=True),
     "machine killed": MachineFault(lambda machine: machine.kill(), 4, breaks=True, namespaces=True),

@@ -12,10 +12,9 @@ from typing import cast
 
 import attrs
 import psutil
+from seer_session.runtime import Runtime
 from seer_worker.client.engine import WorkerClient
 from seer_worker.client.local import LocalWorker
-
-from seer_core.runtime.runtime import Runtime
 
 __all__ = ["KINDS", "Fault", "FaultKind", "children", "named", "workers"]
 

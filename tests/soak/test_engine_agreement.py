@@ -7,7 +7,7 @@ import sys
 import msgspec
 import pytest
 
-from bench.frame import EXAMPLE, prompts
+from bench.harness import EXAMPLE, prompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")

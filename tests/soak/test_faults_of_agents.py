@@ -21,6 +21,7 @@ import uvicorn
 from seer_context_sched import ContextAware
 from seer_divided_rollout import Chunks, KvAware
 from seer_server import make_app
+from seer_session.runtime import Runtime
 from structlog.testing import capture_logs
 
 from seer_core.errors import EngineError
@@ -28,7 +29,6 @@ from seer_core.model import PromptGroup, request_seed
 from seer_core.plugins.config import SeerTable, TurnsTable
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.environment import EnvironmentAnswer
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import CORE, Policies, Slot
 from tests.support.eventually import aeventually
 

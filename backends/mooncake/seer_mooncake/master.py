@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import structlog
+from seer_host.process import ChildProcess
 
 from seer_core.ports.kv import LOOPBACK
-from seer_core.process import ChildProcess
 from seer_mooncake.client import answers
 from seer_mooncake.disk import DiskDirectory
 

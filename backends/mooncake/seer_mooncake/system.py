@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
+from seer_host.installation import how_to_install, in_checkout
 
-from seer_core.installation import how_to_install, in_checkout
 from seer_core.plugins.hookspecs import Check
 from seer_mooncake.settings import Settings
 

@@ -64,39 +64,67 @@ class Wired(MooncakePool):
         return True
 
 
-@pytest.fixture(scope="module")
-def make_pool():
-    """Return a function that starts a pool for these instances; all are stopped, and nothing is left."""
-    pools = []
+@contextlib.contextmanager
+def pools():
+    """Yield a function that starts a pool for these instances; all are stopped, and nothing is left."""
+    started = []
     before = set(psutil.Process().children(recursive=True))
 
     def make(names=("a", "b"), directory=None, **settings):
         own = {"capacity_bytes": 64 << 20, "buffer_bytes": 1 << 20}
         own |= {"start_timeout_s": LONGEST_S, "timeout_s": LONGEST_S}
         pool = Wired(msgspec.convert(own | settings, Settings), directory)
-        pools.append(pool)
+        started.append(pool)
         asyncio.run(pool.start(names))
         return pool
 
     yield make
-    for pool in pools:
+    for pool in started:
         asyncio.run(pool.stop())
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
-@pytest.fixture(scope="module")
-def open_store(make_pool):
-    """Return a function that makes an instance's store as its engine would; all are closed."""
-    stores = []
+@contextlib.contextmanager
+def stores():
+    """Yield a function that makes an instance's store as its engine would; all are closed."""
+    opened = []
 
     def open_store(pool, name, block_bytes=BLOCK_BYTES, **host):
-        stores.append(MooncakeStore(pool.store(name).settings, StoreContext(name, block_bytes, 32, **host)))
-        pool.opened(name, stores[-1])
-        return stores[-1]
+        opened.append(MooncakeStore(pool.store(name).settings, StoreContext(name, block_bytes, 32, **host)))
+        pool.opened(name, opened[-1])
+        return opened[-1]
 
     yield open_store
-    for store in stores:  # one after another: each holds up this process as it ends
+    for store in opened:  # one after another: each holds up this process as it ends
         store.close()
+
+
+@pytest.fixture
+def make_pool():
+    """Return a function that starts a pool for these instances, which stops with the test."""
+    with pools() as make:
+        yield make
+
+
+@pytest.fixture
+def open_store(make_pool):
+    """Return a function that makes an instance's store as its engine would, which is closed with the test."""
+    with stores() as open_store:
+        yield open_store
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """A pool for two instances, which all tests of a file share."""
+    with pools() as make:
+        yield make()
+
+
+@pytest.fixture(scope="module")
+def open_shared(pool):
+    """Return a function that makes a store in it, which is closed with the last test."""
+    with stores() as open_store:
+        yield open_store
 
 
 @pytest.fixture

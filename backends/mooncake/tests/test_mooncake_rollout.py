@@ -7,12 +7,12 @@ import attrs
 import psutil
 import pytest
 import seer_mooncake.master
+from seer_session.prompts import read_prompts
+from seer_session.runtime import Runtime
 
 from backends.tests.mover import Mover
 from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import fill_slots
-from seer_core.runtime.prompts import read_prompts
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Slot
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]

@@ -16,18 +16,13 @@ BLOCK_BYTES = 4096
 
 
 @pytest.fixture(scope="module")
-def pool(make_pool):
-    return make_pool()
+def a(pool, open_shared):
+    return open_shared(pool, "a")
 
 
 @pytest.fixture(scope="module")
-def a(pool, open_store):
-    return open_store(pool, "a")
-
-
-@pytest.fixture(scope="module")
-def b(pool, open_store):
-    return open_store(pool, "b")
+def b(pool, open_shared):
+    return open_shared(pool, "b")
 
 
 def name_of(store, key):

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+from seer_host.installation import how_to_install
 from seer_sim.clock import VirtualClock
 from seer_sim.lengths import CONTROLS, PASSED_OVER
 from seer_sim.settings import schedule_losses
@@ -22,7 +23,6 @@ from seer_worker.tokenizer import ModelTokenizer, has_tokenizer
 from seer_worker.wire import Start
 
 from seer_core.errors import ConfigError, EngineError
-from seer_core.installation import how_to_install
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_core.plugins.labels import labels_of
 from seer_core.ports.clock import RealClock

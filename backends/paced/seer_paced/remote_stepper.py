@@ -13,12 +13,12 @@ from typing import Any
 
 import structlog
 from msgspec import Struct
+from seer_host.frames import Frames, encode
 from seer_worker.process.adapter import ScriptedTokens
 from seer_worker.process.instance import INSTANCE
 from seer_worker.wire import Failed, Fatal, FromWorker, Ready, Start, Submit, ToWorker
 
 from seer_core.errors import EngineError
-from seer_core.frames import Frames, encode
 from seer_core.model import InstanceInfo
 from seer_core.ports.engine import ChunkJob
 from seer_paced.script import ScriptError, TokenScript

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from seer_session.runtime import Runtime
 
 from seer_core.errors import EngineError
 from seer_core.model import PromptGroup
 from seer_core.model.events import Complete
 from seer_core.plugins.config import make_config
 from seer_core.plugins.loading import assemble
-from seer_core.runtime.runtime import Runtime
 from tests.support.killer import Killer, kill_worker_of
 
 pytestmark = pytest.mark.engine

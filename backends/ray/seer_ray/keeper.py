@@ -17,6 +17,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from msgspec import Struct
+from seer_host.shared_weights import SEALS, digest_of, new_buffer
 from seer_worker.handshake import ID_BYTES
 from seer_worker.machine import available_bytes
 from seer_worker.process.remote import connect
@@ -25,7 +26,6 @@ from seer_core.errors import EngineError
 from seer_core.ports.weights import DIRECTORY
 from seer_core.scratch import Scratch
 from seer_core.weights.checkpoint_files import NONCE, digest_of_files, weight_files
-from seer_core.weights.shared import SEALS, digest_of, new_buffer
 
 __all__ = ["Cargo", "Fetched", "WeightKeeper", "hosts"]
 

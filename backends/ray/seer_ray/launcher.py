@@ -1,4 +1,4 @@
-"""The launcher ``ray``: for each worker a place on a node, and a nurse there that starts it.
+"""The launcher ``ray``: for each worker a place on a node, and a supervisor there that starts it.
 
 Ray carries launches, logs and ends.  All else goes by the worker's own connection.
 """
@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 import ray
 import structlog
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
+from seer_host.threads import in_thread
 from seer_worker.client.channel import Channel
 from seer_worker.client.worker_log import WorkerLog
 from seer_worker.client.worker_port import WorkerPort
@@ -27,11 +28,10 @@ from seer_core.error_origin import one_line
 from seer_core.errors import EngineError, NoPlaceError
 from seer_core.json_files import describe_flaw
 from seer_core.ports.weights import WeightSpec
-from seer_core.threads import in_thread
 from seer_ray import cluster, places
-from seer_ray.nurse import Started
 from seer_ray.places import Place
 from seer_ray.settings import TABLE, Settings
+from seer_ray.supervisor import Started
 from seer_ray.watch import Watch
 from seer_ray.weights import NodeWeights
 
@@ -50,7 +50,7 @@ WAIT_TURN_S = 1.0
 FIRST_REPORT_S = 2.0
 REPORT_INTERVAL_S = 30.0
 """A wait for a place is logged after ``FIRST_REPORT_S``, and then this often."""
-NURSE_S = 15.0
+SUPERVISOR_S = 15.0
 """How long an actor may take to start if another node has room; Ray notices a death as late."""
 LAST_WORD_S = 0.5
 """How long the exit status may take of a worker whose connection has ended, before it is lost without."""
@@ -165,10 +165,10 @@ class RayLauncher:
         try:
             python = "" if interpreter == sys.executable else interpreter
             address = (port.host, port.port)
-            started, nurse = await self._start_nurse(
+            started, supervisor = await self._start_supervisor(
                 place, python, environment, address, expected.secret, silent
             )
-            output = await _ask(nurse.watch.options(num_returns="streaming").remote)
+            output = await _ask(supervisor.watch.options(num_returns="streaming").remote)
             ended = asyncio.create_task(_copy_output(output, worker_log.open()))
             either: set[asyncio.Future[Any]] = {expected.streams, ended}
             limit_s = self._settings.launch_timeout_s
@@ -183,9 +183,9 @@ class RayLauncher:
             raise
         assert self._watch is not None
         self._sought.discard(name)
-        bring = partial(self._weights.on_node, started=started, nurse=nurse, port=port)
+        bring = partial(self._weights.on_node, started=started, supervisor=supervisor, port=port)
         return RayWorker(
-            reader, writer, started, place, nurse, ended, worker_log, self._leave, bring, self._watch
+            reader, writer, started, place, supervisor, ended, worker_log, self._leave, bring, self._watch
         )
 
     async def _join(self) -> str:
@@ -273,7 +273,7 @@ class RayLauncher:
             given_up.set()
             raise
 
-    async def _start_nurse(
+    async def _start_supervisor(
         self,
         place: Place,
         python: str,
@@ -282,30 +282,30 @@ class RayLauncher:
         secret: bytes,
         silent: Sequence[str],
     ) -> tuple[Started, Any]:
-        """Return what a nurse has measured as it started the worker, and its handle."""
+        """Return what a supervisor has measured as it started the worker, and its handle."""
         limit_s = self._settings.launch_timeout_s
 
         def start() -> tuple[Started, Any]:
             node_id, end_s = place.node_id, time.monotonic() + limit_s
-            nurse = place.make_nurse()
-            answer = nurse.start.remote(python, dict(environment), address, secret)
+            supervisor = place.make_supervisor()
+            answer = supervisor.start.remote(python, dict(environment), address, secret)
             while True:
                 left_s = max(0.0, end_s - time.monotonic())
                 try:
-                    return Started(**ray.get(answer, timeout=min(left_s, NURSE_S))), nurse
+                    return Started(**ray.get(answer, timeout=min(left_s, SUPERVISOR_S))), supervisor
                 except (GetTimeoutError, ActorDiedError, ActorUnavailableError) as error:
                     # A node that is merely slow is waited for, unless another one has room now.
                     elsewhere = places.has_room(self._settings, [*silent, node_id])
                     if elsewhere or left_s == 0.0 or not isinstance(error, GetTimeoutError):
                         raise cluster.SilentNodeError(node_id, type(error).__name__) from error
 
-        started, nurse = await _ask(start, limit_s=limit_s + RAY_CALL_S)
+        started, supervisor = await _ask(start, limit_s=limit_s + RAY_CALL_S)
         if started.flaw:
             raise EngineError(
                 f"node {started.host} cannot start a worker: {started.flaw}; `python` in its engine's table"
                 " is a path on every node"
             )
-        return started, nurse
+        return started, supervisor
 
     def _silence(
         self, started: Started, address: tuple[str, int], ended: asyncio.Task[str], worker_log: WorkerLog
@@ -333,7 +333,7 @@ class RayWorker(Channel):
         writer: asyncio.StreamWriter,
         started: Started,
         place: Place,
-        nurse: Any,
+        supervisor: Any,
         ended: asyncio.Task[str],
         log: WorkerLog,
         leave: Callable[[], None],
@@ -344,7 +344,8 @@ class RayWorker(Channel):
         self.started = started
         self.scratch = started.scratch
         self.log = str(log.path)
-        self._place, self._nurse, self._ended, self._log, self._leave = place, nurse, ended, log, leave
+        self._place, self._supervisor = place, supervisor
+        self._ended, self._log, self._leave = ended, log, leave
         self._bring = bring
         self._watch = watch
         self._disconnected = self._released = False
@@ -367,7 +368,7 @@ class RayWorker(Channel):
         return self._bring(source)
 
     async def end(self, grace_s: float = 0.0) -> str:
-        """Ask, wait ``grace_s``, end it by its nurse; one that is disconnected is cleaned up behind."""
+        """Ask, wait ``grace_s``, end it by its supervisor; one that is disconnected is cleaned up behind."""
         if self._disconnected:
             await asyncio.wait({self._ended}, timeout=LAST_WORD_S)
         else:
@@ -376,7 +377,7 @@ class RayWorker(Channel):
                 await asyncio.wait({self._ended}, timeout=grace_s)
             if not self._ended.done():
                 with suppress(EngineError):
-                    await _ask(lambda: ray.get(self._nurse.end.remote(), timeout=RAY_CALL_S))
+                    await _ask(lambda: ray.get(self._supervisor.end.remote(), timeout=RAY_CALL_S))
                 await asyncio.wait({self._ended}, timeout=LAST_WORD_S)
         if not self._released:
             self._released = True
@@ -404,7 +405,7 @@ class RayWorker(Channel):
 
 
 async def _copy_output(output: Any, file: BinaryIO) -> str:
-    """Append what a nurse sends of its worker's output to a file; return how the worker ended."""
+    """Append what a supervisor sends of its worker's output to a file; return how the worker ended."""
     with file:
         full = False
         try:
@@ -419,8 +420,8 @@ async def _copy_output(output: Any, file: BinaryIO) -> str:
                     full = True
                     log.warning("worker_log_failed", log=file.name, error=describe_flaw(error))
         except Exception as error:  # Ray's own, of which some are no RayError once it shuts down
-            return f"was lost with its nurse ({type(error).__name__})"
-    return "was lost with its nurse"
+            return f"was lost with its supervisor ({type(error).__name__})"
+    return "was lost with its supervisor"
 
 
 async def _ask(call: Callable[..., T], *arguments: Any, limit_s: float = RAY_CALL_S) -> T:

@@ -25,8 +25,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from seer_core.errors import EngineError
 from seer_ray import cluster
-from seer_ray.nurse import Nurse
 from seer_ray.settings import TABLE, Settings
+from seer_ray.supervisor import Supervisor
 
 __all__ = [
     "GivenBundle",
@@ -43,9 +43,9 @@ __all__ = [
 NODE_ID = "ray.io/node-id"
 """The label that Ray gives each node."""
 SPARE_S = 10.0
-"""How much longer than the runtime waits for it a nurse stays without a worker."""
+"""How much longer than the runtime waits for it a supervisor stays without a worker."""
 NAMESPACE = "seer"
-"""The namespace of nurses in given bundles. Each is named after its bundle, so that this has one at most."""
+"""The namespace of supervisors in given bundles. Each is named after its bundle, which so has one at most."""
 
 
 class TakenPlaceError(EngineError):
@@ -71,8 +71,8 @@ class Place(Protocol):
         """The id of its node, once the room is there."""
         ...
 
-    def make_nurse(self) -> Any:
-        """Return the handle of a new nurse in it.
+    def make_supervisor(self) -> Any:
+        """Return the handle of a new supervisor in it.
 
         Raises:
             TakenPlaceError: another instance was faster.
@@ -80,7 +80,7 @@ class Place(Protocol):
         ...
 
     def release(self) -> None:
-        """Give it back, which ends its nurse, and with it the worker; one that is gone is no error."""
+        """Give it back, which ends its supervisor, and with it the worker; one that is gone is no error."""
         ...
 
 
@@ -114,10 +114,10 @@ class OwnGroup:
         table: dict[str, Any] = placement_group_table(self._group)
         return str(table["bundles_to_node_id"][0])
 
-    def make_nurse(self) -> Any:
-        """Return the handle of a nurse, which is all that runs in the group."""
+    def make_supervisor(self) -> Any:
+        """Return the handle of a supervisor, which is all that runs in the group."""
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=0)
-        return _make_nurse(
+        return _make_supervisor(
             self._settings, num_cpus=0, num_gpus=self._settings.gpus, scheduling_strategy=strategy
         )
 
@@ -133,7 +133,7 @@ class GivenBundle:
     def __init__(self, settings: Settings, avoided: Collection[str]) -> None:
         self._settings, self._avoided = settings, avoided
         self._found: Bundle | None = None
-        self._nurse: Any = None
+        self._supervisor: Any = None
 
     def wait(self, limit_s: float) -> bool:
         """Look for a free bundle, and sleep if there is none."""
@@ -149,14 +149,14 @@ class GivenBundle:
         assert self._found is not None
         return self._found.node_id
 
-    def make_nurse(self) -> Any:
-        """Return the handle of a nurse that takes of the bundle what an instance takes."""
+    def make_supervisor(self) -> Any:
+        """Return the handle of a supervisor that takes of the bundle what an instance takes."""
         assert self._found is not None
         settings, found = self._settings, self._found
         try:
-            self._nurse = _make_nurse(
+            self._supervisor = _make_supervisor(
                 settings,
-                name=found.nurse,
+                name=found.supervisor,
                 namespace=NAMESPACE,
                 num_cpus=settings.cpus,
                 num_gpus=settings.gpus,
@@ -172,13 +172,13 @@ class GivenBundle:
                 f"bundle {found.index} of placement group {found.group} has an instance already; take"
                 " another one"
             ) from error
-        return self._nurse
+        return self._supervisor
 
     def release(self) -> None:
-        """End the nurse; the bundle is free then."""
-        if self._nurse is not None:
+        """End the supervisor; the bundle is free then."""
+        if self._supervisor is not None:
             with suppress(Exception):
-                ray.kill(self._nurse)
+                ray.kill(self._supervisor)
 
 
 @attrs.frozen
@@ -191,8 +191,8 @@ class Bundle:
     node_id: str
 
     @property
-    def nurse(self) -> str:
-        """The name of the nurse in it."""
+    def supervisor(self) -> str:
+        """The name of the supervisor in it."""
         return f"{self.group}-{self.index}"
 
     def has(self, wanted: Mapping[str, float]) -> bool:
@@ -211,10 +211,10 @@ def _suffices(resources: Mapping[str, float], wanted: Mapping[str, float]) -> bo
     return all(resources.get(name, 0.0) >= value for name, value in wanted.items())
 
 
-def _make_nurse(settings: Settings, **options: Any) -> Any:
-    """Return the handle of a nurse, whose start may take as long as the launch waits for it."""
+def _make_supervisor(settings: Settings, **options: Any) -> Any:
+    """Return the handle of a supervisor, whose start may take as long as the launch waits for it."""
     unused_s = settings.launch_timeout_s + SPARE_S
-    return ray.remote(Nurse).options(max_restarts=0, **options).remote(unused_s)
+    return ray.remote(Supervisor).options(max_restarts=0, **options).remote(unused_s)
 
 
 def _bundles(settings: Settings) -> list[Bundle]:
@@ -246,7 +246,7 @@ def _free_bundles(settings: Settings) -> list[Bundle]:
     """Return the bundles that have room and no instance, on nodes that are not being drained."""
     bundles, wanted, free = _bundles(settings), settings.bundle, ray.available_resources()
     without = {*cluster.draining(), ""}
-    nurses = {
+    supervisors = {
         each["name"]
         for each in ray.util.list_named_actors(all_namespaces=True)
         if each["namespace"] == NAMESPACE
@@ -254,7 +254,9 @@ def _free_bundles(settings: Settings) -> list[Bundle]:
     return [
         bundle
         for bundle in bundles
-        if bundle.node_id not in without and bundle.nurse not in nurses and bundle.has_free(wanted, free)
+        if bundle.node_id not in without
+        and bundle.supervisor not in supervisors
+        and bundle.has_free(wanted, free)
     ]
 
 

@@ -22,16 +22,16 @@ import attrs
 import msgspec
 import ray
 import structlog
+from seer_host.threads import in_thread
 from seer_worker.client.worker_port import WorkerPort
 
 from seer_core.error_origin import one_line
 from seer_core.errors import EngineError
 from seer_core.json_files import describe_flaw
 from seer_core.ports.weights import DIRECTORY, SHARED_MEMORY, WeightSpec, directory
-from seer_core.threads import in_thread
 from seer_core.weights.checkpoint_files import NONCE, digest_of_files, weight_files
 from seer_ray.keeper import SILENCE_S, Cargo, Fetched
-from seer_ray.nurse import Started
+from seer_ray.supervisor import Started
 
 __all__ = ["Delivery", "NodeWeights", "cargo_of", "paths_of", "send_files"]
 
@@ -51,7 +51,7 @@ class Delivery:
 
     task: asyncio.Task[WeightSpec]
     key: str
-    nurse: Any
+    supervisor: Any
     users: int = 0
 
 
@@ -64,9 +64,9 @@ class NodeWeights:
 
     @asynccontextmanager
     async def on_node(
-        self, source: WeightSpec, started: Started, nurse: Any, port: WorkerPort
+        self, source: WeightSpec, started: Started, supervisor: Any, port: WorkerPort
     ) -> AsyncIterator[WeightSpec]:
-        """Yield what names the weights on a worker's node, by this nurse or by one that is about to.
+        """Yield what names the weights on a worker's node, by this supervisor or by one that is about to.
 
         Raises:
             EngineError: they cannot get there.
@@ -80,8 +80,8 @@ class NodeWeights:
             own = delivery is None
             if delivery is None:
                 key = secrets.token_hex(8)
-                task = asyncio.create_task(self._deliver(key, source, started, nurse, port))
-                delivery = self._deliveries[place] = Delivery(task, key, nurse)
+                task = asyncio.create_task(self._deliver(key, source, started, supervisor, port))
+                delivery = self._deliveries[place] = Delivery(task, key, supervisor)
             delivery.users += 1
             try:
                 try:
@@ -90,7 +90,7 @@ class NodeWeights:
                     self._forget(place, delivery)
                     if own:
                         raise
-                    continue  # by this worker's own nurse, which need not have ended with the other
+                    continue  # by this worker's own supervisor, which need not have ended with the other
                 yield local
                 return
             finally:
@@ -98,14 +98,14 @@ class NodeWeights:
                 if not delivery.users:
                     self._forget(place, delivery)
                     delivery.task.cancel()
-                    _behind(delivery.nurse.free_weights.remote, delivery.key)
+                    _behind(delivery.supervisor.free_weights.remote, delivery.key)
 
     def _forget(self, place: tuple[str, str], delivery: Delivery) -> None:
         if self._deliveries.get(place) is delivery:
             del self._deliveries[place]
 
     async def _deliver(
-        self, key: str, source: WeightSpec, started: Started, nurse: Any, port: WorkerPort
+        self, key: str, source: WeightSpec, started: Started, supervisor: Any, port: WorkerPort
     ) -> WeightSpec:
         """Bring weights to a node unless it has them; return what names them there."""
         cargo = await asyncio.to_thread(cargo_of, source)
@@ -114,9 +114,9 @@ class NodeWeights:
         begun_s = time.monotonic()
         limit_s = self._limit_s + cargo.size_bytes / SLOWEST_BYTES_PER_S
         try:
-            if await _answer(limit_s, nurse.hosts_weights.remote, msgspec.to_builtins(cargo)):
+            if await _answer(limit_s, supervisor.hosts_weights.remote, msgspec.to_builtins(cargo)):
                 return source
-            place = await self._transfer(key, cargo, nurse, port, limit_s)
+            place = await self._transfer(key, cargo, supervisor, port, limit_s)
         except (OSError, EngineError) as error:  # a TimeoutError is an OSError
             flaw = describe_flaw(error) if isinstance(error, OSError) else str(error)
             raise EngineError(
@@ -128,11 +128,13 @@ class NodeWeights:
             return directory(place, cargo.digest)
         return WeightSpec(source.path, {**source.settings, "area": place})
 
-    async def _transfer(self, key: str, cargo: Cargo, nurse: Any, port: WorkerPort, limit_s: float) -> str:
-        """Send weights to a nurse that connects for them; return where it keeps them."""
+    async def _transfer(
+        self, key: str, cargo: Cargo, supervisor: Any, port: WorkerPort, limit_s: float
+    ) -> str:
+        """Send weights to a supervisor that connects for them; return where it keeps them."""
         expected = port.expect()
         asked = key, msgspec.to_builtins(cargo), (port.host, port.port), expected.secret
-        fetching = asyncio.create_task(_answer(limit_s, nurse.fetch_weights.remote, *asked))
+        fetching = asyncio.create_task(_answer(limit_s, supervisor.fetch_weights.remote, *asked))
         sending: asyncio.Task[None] | None = None
         try:
             first: set[asyncio.Future[Any]] = {expected.streams, fetching}
@@ -222,7 +224,7 @@ def paths_of(cargo: Cargo) -> Sequence[str]:
 
 
 async def _answer(limit_s: float, call: Any, *arguments: Any) -> Any:
-    """Return what a nurse answers.
+    """Return what a supervisor answers.
 
     Raises:
         EngineError: it is gone, or does not answer.
@@ -230,11 +232,13 @@ async def _answer(limit_s: float, call: Any, *arguments: Any) -> Any:
     try:
         return await in_thread(limit_s, lambda: ray.get(call(*arguments), timeout=limit_s))
     except Exception as error:
-        raise EngineError(f"its nurse gives no answer ({type(error).__name__}: {one_line(error)})") from error
+        raise EngineError(
+            f"its supervisor gives no answer ({type(error).__name__}: {one_line(error)})"
+        ) from error
 
 
 def _behind(call: Any, *arguments: Any) -> None:
-    """Call a nurse that may be gone, and wait for nothing."""
+    """Call a supervisor that may be gone, and wait for nothing."""
 
     def run() -> None:
         with suppress(Exception):

@@ -50,7 +50,7 @@ STARTS = 3
 """How often a head is started before its tests fail."""
 RECONNECT, RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 3600
 """How long a raylet goes on without the head, as the guide on clusters advises; a minute otherwise."""
-RAYLET, NURSE, WORKER = "raylet/raylet", "ray::Nurse", "seer_worker.process"
+RAYLET, SUPERVISOR, WORKER = "raylet/raylet", "ray::Supervisor", "seer_worker.process"
 """What the command lines of a node's processes have in them."""
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--uts", "--ipc", "--mount", "--mount-proc")
 BOOT = """

@@ -8,6 +8,7 @@ import ray
 from seer_divided_rollout import Chunks
 from seer_ray.launcher import RayLauncher
 from seer_ray.settings import Settings
+from seer_session.runtime import Runtime
 from seer_worker.client.process_transport import Launch, process_client
 
 from seer_core.model import PromptGroup
@@ -16,7 +17,6 @@ from seer_core.plugins.config import SeerTable
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo, PlainFleet
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.support.eventually import aeventually
 from tests.support.processes import alive

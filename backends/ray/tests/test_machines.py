@@ -9,7 +9,7 @@ from seer_worker.client.local import LocalLauncher
 
 pytest.importorskip("ray")
 
-from machines import NURSE, WORKER
+from machines import SUPERVISOR, WORKER
 from ray_rollouts import LIMIT_S, Reaper, places, play, some_groups, tokens, workers_of
 from seer_ray import launcher as launcher_module
 from seer_ray.launcher import RayLauncher
@@ -40,13 +40,13 @@ def test_a_machine_is_killed_in_mid_rollout_and_no_token_changes(machines, launc
             await runtime._fleet.restarts_over()
             started = {each.host for each in workers_of(runtime)}
         assert await places() == 0
-        await aeventually(lambda: not any(machine.processes(NURSE) for machine in machines.machines))
+        await aeventually(lambda: not any(machine.processes(SUPERVISOR) for machine in machines.machines))
         return result, started
 
     def kill():
         machine = machines.node(workers_of(runtime)[0].node_id)
         assert machine.processes(WORKER)
-        assert machine.processes(NURSE)
+        assert machine.processes(SUPERVISOR)
         machine.kill()
         killed.append(machine)
 
@@ -110,17 +110,17 @@ def test_a_launch_on_a_machine_that_is_cut_off_and_still_counted_goes_to_another
             found = tokens(await runtime.rollout(some_groups()).wait())
         return found, started
 
-    def make_nurse(place):
+    def make_supervisor(place):
         if not victims:
             victims.append(machines.node(place.node_id))
             victims[0].cut()
         return really(place)
 
     victims = []
-    really = OwnGroup.make_nurse
+    really = OwnGroup.make_supervisor
     expected = expected_tokens(make_runtime)
-    monkeypatch.setattr(OwnGroup, "make_nurse", make_nurse)
-    monkeypatch.setattr(launcher_module, "NURSE_S", 6.0)
+    monkeypatch.setattr(OwnGroup, "make_supervisor", make_supervisor)
+    monkeypatch.setattr(launcher_module, "SUPERVISOR_S", 6.0)
     found, started = play(there())
     assert found == expected
     assert started.host != victims[0].name

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from machines import NURSE, RECONNECT, RECONNECT_S, WORKER
+from machines import RECONNECT, RECONNECT_S, SUPERVISOR, WORKER
 from scripted_plugin import install
 
 from tests.support.eventually import eventually
@@ -114,12 +114,12 @@ def make_nodes(monkeypatch):
 
 
 def started_there():
-    """Return the workers and nurses of this test's clusters."""
+    """Return the workers and supervisors of this test's clusters."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline())
-            if (WORKER in line or NURSE in line) and (process.environ().get(MARK) == os.environ[MARK]):
+            if (WORKER in line or SUPERVISOR in line) and (process.environ().get(MARK) == os.environ[MARK]):
                 found.append(process)
     return found
 

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from seer_host.shared_weights import SharedWeights
+from seer_session import Session
 
-from seer_core import Session, SharedWeights
 from seer_core.plugins.config import load_config
 
 pytest.importorskip("ray")

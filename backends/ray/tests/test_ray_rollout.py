@@ -35,9 +35,9 @@ from ray_rollouts import (  # noqa: E402
 )
 from seer_ray import cluster, plugin  # noqa: E402
 from seer_ray.launcher import RayLauncher, RayWorker  # noqa: E402
-from seer_ray.nurse import Started  # noqa: E402
 from seer_ray.places import TakenPlaceError, reserve  # noqa: E402
 from seer_ray.settings import Settings  # noqa: E402
+from seer_ray.supervisor import Started  # noqa: E402
 from seer_ray.watch import Watch  # noqa: E402
 
 from tests.support.eventually import aeventually, eventually  # noqa: E402
@@ -61,7 +61,7 @@ def test_a_rollout_on_a_cluster_has_the_tokens_of_child_processes(launcher, make
     async def there():
         found, started = await run(launcher)
         assert len({each.node_id for each in started}) == 2
-        await gone(*(each.pid for each in started), *(each.nurse_pid for each in started))
+        await gone(*(each.pid for each in started), *(each.supervisor_pid for each in started))
         assert await places() == 0
         assert not any(Path(each.scratch).exists() for each in started)
         return found
@@ -71,7 +71,7 @@ def test_a_rollout_on_a_cluster_has_the_tokens_of_child_processes(launcher, make
     assert log.count("scripted-1 runs") == 2
 
 
-@pytest.mark.parametrize("part", ["worker", "nurse", "raylet"])
+@pytest.mark.parametrize("part", ["worker", "supervisor", "raylet"])
 def test_what_is_killed_in_mid_rollout_is_a_loss_and_changes_no_token(nodes, launcher, make_runtime, part):
     victims = []
 
@@ -81,7 +81,7 @@ def test_what_is_killed_in_mid_rollout_is_a_loss_and_changes_no_token(nodes, lau
         if part == "raylet":
             nodes.kill_raylet(victim.node_id)
         else:
-            os.kill(victim.pid if part == "worker" else victim.nurse_pid, signal.SIGKILL)
+            os.kill(victim.pid if part == "worker" else victim.supervisor_pid, signal.SIGKILL)
 
     async def there():
         async with runtime:
@@ -92,12 +92,12 @@ def test_what_is_killed_in_mid_rollout_is_a_loss_and_changes_no_token(nodes, lau
             rollout.add(others)
             rollout.close()
             result = await rollout.wait()
-            await gone(victims[0].pid, victims[0].nurse_pid)
+            await gone(victims[0].pid, victims[0].supervisor_pid)
             await runtime._fleet.restarts_over()
             await aeventually(lambda: len(runtime.alive) == 2)
             started = workers_of(runtime)
             assert victims[0].pid not in {each.pid for each in started}
-        await gone(*(each.pid for each in started), *(each.nurse_pid for each in started))
+        await gone(*(each.pid for each in started), *(each.supervisor_pid for each in started))
         return result
 
     runtime = make_runtime(LocalLauncher())
@@ -296,7 +296,7 @@ def test_instances_take_bundles_of_a_group_restart_in_it_and_leave_it(
             await runtime._fleet.restarts_over()
             started = workers_of(runtime)
             assert victims[0].pid not in {each.pid for each in started}
-        await gone(*(each.nurse_pid for each in started))
+        await gone(*(each.supervisor_pid for each in started))
         return result, started
 
     group = make_group("trainer")
@@ -368,7 +368,7 @@ def test_a_group_without_room_is_refused_in_one_sentence(nodes, make_group, make
     group = make_group("full", bundles=1)
     taken = reserve(settings_of(nodes, "full"), "other")
     until_free(taken)
-    taken.make_nurse()
+    taken.make_supervisor()
     assert re.search(reason, play(start()))
     taken.release()
     assert state(group) == "CREATED"
@@ -379,9 +379,9 @@ def test_a_bundle_goes_to_one_of_two_instances_that_want_it_at_once(nodes, make_
     first, second = (reserve(settings_of(nodes, "single"), name) for name in ("a", "b"))
     until_free(first)
     until_free(second)
-    first.make_nurse()
+    first.make_supervisor()
     with pytest.raises(TakenPlaceError):
-        second.make_nurse()
+        second.make_supervisor()
     assert not second.wait(0.0)
     first.release()
     second.release()
@@ -405,12 +405,12 @@ def test_a_worker_whose_node_answers_no_more_ends_twice_with_a_reason(tmp_path):
         ours, theirs = socket.socketpair()
         with theirs:
             streams = await asyncio.open_unix_connection(sock=ours)
-            nurse = SimpleNamespace(end=SimpleNamespace(remote=silent))
+            supervisor = SimpleNamespace(end=SimpleNamespace(remote=silent))
             log = WorkerLog(tmp_path / "log", True)
             ended = asyncio.ensure_future(never())
             leave = partial(released.append, "port")
             worker = RayWorker(
-                *streams, Started("h", "n", 1), place, nurse, ended, log, leave, nullcontext, Watch(list)
+                *streams, Started("h", "n", 1), place, supervisor, ended, log, leave, nullcontext, Watch(list)
             )
             reasons = [await worker.end()]
             with pytest.raises(EOFError):
@@ -434,7 +434,7 @@ import os
 import signal
 from seer_ray import cluster, places
 from seer_ray.settings import Settings
-from seer_core.threads import in_thread
+from seer_host.threads import in_thread
 
 async def main():
     asked_to_end = asyncio.Event()

@@ -18,7 +18,7 @@ from seer_core.ports.weights import directory
 
 pytest.importorskip("ray")
 
-from machines import NURSE
+from machines import SUPERVISOR
 from ray_rollouts import play, workers_of
 from seer_ray.launcher import RayLauncher
 from seer_ray.settings import Settings
@@ -43,10 +43,10 @@ def of_all():
 
 
 def held(machine):
-    """Return the weights in memory that a machine's nurses hold."""
+    """Return the weights in memory that a machine's supervisors hold."""
     found = []
-    for nurse in machine.processes(NURSE):
-        for each in Path(f"/proc/{nurse.pid}/fd").iterdir():
+    for supervisor in machine.processes(SUPERVISOR):
+        for each in Path(f"/proc/{supervisor.pid}/fd").iterdir():
             with suppress(OSError):
                 found += [each for link in [os.readlink(each)] if "memfd:seer-weights" in link]
     return found
@@ -146,8 +146,8 @@ def test_a_machine_that_dies_in_mid_transfer_takes_nothing_else_with_it(machines
         async with runtime:
             first, second = workers_of(runtime)
             victim = machines.node(first.node_id)
-            [nurse] = victim.processes(NURSE)
-            nurse.send_signal(signal.SIGSTOP)  # so that it has not fetched them yet
+            [supervisor] = victim.processes(SUPERVISOR)
+            supervisor.send_signal(signal.SIGSTOP)  # so that it has not fetched them yet
             update = asyncio.ensure_future(runtime.update_weights(sources[0]))
             await aeventually(lambda: launcher._weights._deliveries)
             machines.remove(victim)
@@ -167,14 +167,14 @@ def test_a_machine_that_dies_in_mid_transfer_takes_nothing_else_with_it(machines
 
 
 @pytest.mark.long
-def test_a_nurse_that_ends_in_mid_transfer_takes_no_other_worker_with_it(machines, over, make_weighted):
+def test_a_supervisor_that_ends_in_mid_transfer_takes_no_other_worker_with_it(machines, over, make_weighted):
     async def there():
         async with runtime:
             first, second = workers_of(runtime)
             [machine] = {machines.node(each.node_id) for each in (first, second)}
             # What a machine's processes call themselves is another number here.
-            by_pid = {_own_pid(each): each for each in machine.processes(NURSE)}
-            keeper = by_pid[first.nurse_pid]
+            by_pid = {_own_pid(each): each for each in machine.processes(SUPERVISOR)}
+            keeper = by_pid[first.supervisor_pid]
             keeper.send_signal(signal.SIGSTOP)
             update = asyncio.ensure_future(runtime.update_weights(sources[0]))
             await aeventually(lambda: launcher._weights._deliveries)

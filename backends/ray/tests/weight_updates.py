@@ -7,8 +7,7 @@ import structlog
 import torch
 from ray_rollouts import play, some_groups, tokens
 from safetensors.torch import save_file
-
-from seer_core import SharedWeights
+from seer_host.shared_weights import SharedWeights
 
 TENSORS = {
     "embed": torch.arange(3_000_000, dtype=torch.float32).reshape(1000, 3000),

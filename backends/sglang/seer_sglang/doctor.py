@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from seer_host.installation import how_to_install
+from seer_host.interpreters import versions_under
+
 from seer_core.errors import SeerError
-from seer_core.installation import how_to_install
 from seer_core.plugins.hookspecs import Check
-from seer_core.plugins.interpreters import versions_under
 from seer_sglang import SUPPORTED_SGLANG
 
 __all__ = ["GPU_SETUP", "SETUP", "beside", "installation", "interpreter"]

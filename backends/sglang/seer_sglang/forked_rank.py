@@ -13,9 +13,8 @@ from contextlib import suppress
 from typing import NoReturn
 
 import structlog
+from seer_host.process import ProcessGroup, lead_group
 from seer_worker.process.fork_server import set_title, unfitness
-
-from seer_core.process import ProcessGroup, lead_group
 
 __all__ = ["ForkedRank", "can_fork"]
 

@@ -20,6 +20,7 @@ from seer_worker.process.pooling import AWAITED_BYTES, PooledRequests
 from seer_worker.weights import checkpoint
 from seer_worker.wire import Start, Telemetry
 
+from seer_core.error_origin import fact_of
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
 from seer_core.model.arrays import TopLogprobs
@@ -336,7 +337,7 @@ def _blaming_settings() -> Iterator[None]:
         ) from error
     except Exception as error:
         log.exception("sglang_refuses")
-        fact = f"{type(error).__name__}: {error}".splitlines()[0][:LONGEST_FACT].rstrip(": .")
+        fact = fact_of(error)[:LONGEST_FACT].rstrip(": .")
         raise EngineError(
             f"SGLang cannot serve the model so: {fact}; correct model, dtype or engine_args in"
             " [engine.sglang]"

@@ -20,10 +20,10 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar, cast
 
 import attrs
+from seer_host.process import ChildProcess
 from seer_worker.process.dead_ranks import end_after_grace
 
 from seer_core.errors import EngineError
-from seer_core.process import ChildProcess
 from seer_sglang.forked_rank import ForkedRank, can_fork
 
 __all__ = ["Flaw", "FollowingRank", "LeadingRank", "RankGroup", "in_all_ranks"]

@@ -15,7 +15,7 @@ from backends.tests.sampling_controls import expect_same_tops  # noqa: E402
 pytestmark = pytest.mark.engine
 
 GREEDY, PLAIN, CUT = Sampling(0.0), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=20)
-TOKENS = 100
+TOKENS = 60
 KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
 
 
@@ -55,18 +55,18 @@ def test_full_kv_memory_shortens_drafts_and_puts_no_chunk_back(start, models, sp
     tight = start(models[0], source=spec, kv_cache_bytes=least * KV_BYTES_PER_TOKEN)
     try:
         assert tight.info.kv_capacity_tokens == tight.info.max_model_tokens == 1024
-        asked = [prompt[:900] for prompt in prompts(6, tokens=900)]
-        whole = roomy.whole(asked, PLAIN, 124)
-        assert any(len(response) == 124 for response in whole)
+        asked = [prompt[:1000] for prompt in prompts(3, tokens=1000)]
+        whole = roomy.whole(asked, PLAIN, 24)
+        assert any(len(response) == 24 for response in whole)
         known(texts, asked, whole)
-        assert tight.alone(asked, PLAIN, 124) == whole
-        parts = [prompt[:56] for prompt in prompts(5, tokens=56)]  # with 148 tokens each they are 1020
-        whole = roomy.whole(parts, PLAIN, 148)
-        assert any(len(response) == 148 for response in whole)
+        assert tight.alone(asked, PLAIN, 24) == whole
+        parts = [prompt[:164] for prompt in prompts(5, tokens=164)]  # with 40 tokens each they are 1020
+        whole = roomy.whole(parts, PLAIN, 40)
+        assert any(len(response) == 40 for response in whole)
         known(texts, parts, whole)
         for group in ("right", "wrong"):
             tight.group = group
-            jobs = [tight.job(prompt, 148, seed, PLAIN) for seed, prompt in enumerate(parts)]
+            jobs = [tight.job(prompt, 40, seed, PLAIN) for seed, prompt in enumerate(parts)]
             outputs = tight.run(tight.chunks(jobs))
             assert [output.token_ids for output in outputs] == whole
             assert [output.preemptions for output in outputs] == [0] * 5
@@ -87,12 +87,12 @@ def test_drafts_are_verified_under_every_control(roomy, drafting, texts, prompts
 
 @pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])
 def test_drafts_change_no_token(roomy, drafting, texts, prompts, sampling):
-    whole = roomy.whole(prompts(6), sampling, TOKENS)
-    known(texts, prompts(6), whole)
+    whole = roomy.whole(prompts(4), sampling, TOKENS)
+    known(texts, prompts(4), whole)
     steps = {}
     for group in ("right", "wrong"):
         drafting.group = group
-        jobs = [drafting.job(prompt, TOKENS, seed, sampling) for seed, prompt in enumerate(prompts(6))]
+        jobs = [drafting.job(prompt, TOKENS, seed, sampling) for seed, prompt in enumerate(prompts(4))]
         outputs = drafting.run(drafting.chunks(jobs))
         assert [output.token_ids for output in outputs] == whole
         steps[group] = [output.steps for output in outputs]
@@ -107,7 +107,7 @@ def test_drafts_change_no_token(roomy, drafting, texts, prompts, sampling):
     lengths = list(map(len, whole))
     assert steps["wrong"] == lengths
     assert all(taken < length / 2 for taken, length in zip(steps["right"], lengths, strict=True))
-    assert drafting.divided(prompts(6), sampling, TOKENS, chunk_tokens=30) == whole
+    assert drafting.divided(prompts(4), sampling, TOKENS, chunk_tokens=25) == whole
 
 
 def test_logprobs_are_those_without_drafts(roomy, drafting, texts, prompts):
@@ -133,8 +133,8 @@ def test_logprobs_are_those_without_drafts(roomy, drafting, texts, prompts):
 def test_a_response_that_fills_its_row_is_drafted_to_its_end_and_leaves_its_kv(
     roomy, drafting, texts, prompts
 ):
-    asked = [prompt[:900] for prompt in prompts(6, tokens=900)]
-    room = drafting.info.max_model_tokens - 900
+    asked = [prompt[:980] for prompt in prompts(4, tokens=980)]
+    room = drafting.info.max_model_tokens - 980
     whole = roomy.whole(asked, PLAIN, room)
     assert any(len(response) == room for response in whole)
     known(texts, asked, whole)

@@ -9,10 +9,10 @@ import urllib.request
 import pytest
 from msgspec import structs
 from safetensors.torch import load_file
+from seer_host.shared_weights import SharedWeights
 from seer_sglang.doctor import interpreter
 from seer_worker.weights.broadcast import BroadcastWeights
 
-from seer_core import SharedWeights
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
 from seer_core.ports.weights import directory
@@ -86,14 +86,15 @@ for made_up in (None, 3):
 
 @pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])
 def test_whole_divided_alone_moved_and_killed_give_the_same_tokens(roomy, other, prompts, sampling, moved):
-    whole = roomy.whole(prompts(6), sampling, 160)
-    assert len({tuple(response) for response in whole}) == 6
-    assert roomy.divided(prompts(6), sampling, 160, chunk_tokens=64) == whole
-    assert roomy.alone(prompts(6), sampling, 160) == whole
-    assert moved((roomy, other), prompts(6), sampling, 160, 37, cold=False)[0] == whole
+    whole = roomy.whole(prompts(4), sampling, 90)
+    assert len({tuple(response) for response in whole}) == 4
+    assert roomy.divided(prompts(4), sampling, 90, chunk_tokens=40) == whole
+    assert roomy.alone(prompts(4), sampling, 90) == whole
+    assert moved((roomy, other), prompts(4), sampling, 90, 25, cold=False)[0] == whole
     if sampling is PLAIN:
         losses = len(other.losses)
-        lost = [other.job(prompt, 160, seed, sampling) for seed, prompt in enumerate(prompts(6))]
+        endless = structs.replace(sampling, ignore_eos=True)
+        lost = [other.job(prompt, 900, seed, endless) for seed, prompt in enumerate(prompts(4))]
         other.reports.clear()
         for job in lost:
             other.engine.submit(job)
@@ -102,7 +103,7 @@ def test_whole_divided_alone_moved_and_killed_give_the_same_tokens(roomy, other,
         other.run(other.until(lambda: len(other.losses) > losses))
         assert other.losses[losses:] == ["killed by SIGKILL"]
         other.info = other.run(other.engine.start(other))
-        assert moved((other, roomy), prompts(6), sampling, 160, 50, cold=False)[0] == whole
+        assert moved((other, roomy), prompts(4), sampling, 90, 40, cold=False)[0] == whole
 
 
 def test_a_chunk_that_streams_sends_what_it_writes_while_it_runs(roomy, prompts):
@@ -120,13 +121,13 @@ def test_siblings_differ_by_their_seeds_alone(roomy, prompts):
 
 
 def test_a_response_ends_with_its_eos_token(roomy, prompts):
-    jobs = [roomy.job(prompt, 400, seed, PLAIN) for seed, prompt in enumerate(prompts(16))]
+    jobs = [roomy.job(prompt, 120, seed, PLAIN) for seed, prompt in enumerate(prompts(16))]
     outputs = roomy.run(roomy.chunks(jobs))
     assert {output.stopped for output in outputs} == {True, False}
     for output in outputs:
         assert (output.token_ids[-1] == EOS) == output.stopped
         assert EOS not in output.token_ids[:-1]
-        assert output.stopped or len(output.token_ids) == 400
+        assert output.stopped or len(output.token_ids) == 120
 
 
 def test_logprobs_are_those_of_the_raw_model_with_any_sampling(roomy, prompts):
@@ -169,9 +170,8 @@ def test_a_chunk_that_cannot_be_run_is_given_back_with_the_reason(roomy, prompts
 
 
 def test_an_aborted_chunk_is_never_answered_and_leaves_its_kv(roomy, prompts):
-    responses = roomy.whole(prompts(12), GREEDY, 300)
-    [endless, *_] = [p for p, response in zip(prompts(12), responses, strict=True) if len(response) == 300]
-    long, short, last = (roomy.job(endless, tokens, 0, GREEDY) for tokens in (900, 5, 30))
+    [prompt], endless = prompts(1), Sampling(0.0, ignore_eos=True)
+    long, short, last = (roomy.job(prompt, tokens, 0, endless) for tokens in (900, 5, 30))
     roomy.engine.submit(long)
     roomy.run(roomy.chunks([short]))
     roomy.engine.abort(long.id)
@@ -200,12 +200,7 @@ def test_trees_of_one_size_have_it_in_steps_without_drafts_and_less_only_where_k
 
 
 def test_load_is_reported_while_busy_and_once_more_when_idle(roomy, prompts):
-    roomy.reports.clear()
-    for _ in range(50):  # one may be over sooner than the next report is due
-        roomy.whole(prompts(12), GREEDY, 300)
-        if any(report.running for report in roomy.reports):
-            break
-    roomy.run(roomy.until(lambda: roomy.reports[-1].running == 0))
+    roomy.report_while_busy(prompts(12), 900)
     busy, idle = max(roomy.reports, key=lambda report: report.running), roomy.reports[-1]
     assert busy.running > 0
     assert 0 < busy.kv_usage < 1
@@ -213,7 +208,7 @@ def test_load_is_reported_while_busy_and_once_more_when_idle(roomy, prompts):
 
 
 def test_new_weights_leave_nothing_of_the_old_ones(roomy, other, models, prompts, tmp_path):
-    before = roomy.whole(prompts(4), PLAIN, 100)
+    before = roomy.whole(prompts(4), PLAIN, 40)
     version = roomy.weight_version
     with pytest.raises(EngineError, match="no safetensors in"):
         roomy.run(roomy.engine.update_weights(directory(tmp_path), 9))
@@ -224,16 +219,16 @@ def test_new_weights_leave_nothing_of_the_old_ones(roomy, other, models, prompts
     roomy.run(roomy.until(lambda: stale.id in roomy.answers))
     assert roomy.failures[stale.id] == f"the chunk wants weight version {version}, loaded is {version + 1}"
     roomy.weight_version = other.weight_version = version + 1
-    outputs = roomy.run(roomy.chunks([roomy.job(p, 100, i, PLAIN) for i, p in enumerate(prompts(4))]))
+    outputs = roomy.run(roomy.chunks([roomy.job(p, 40, i, PLAIN) for i, p in enumerate(prompts(4))]))
     assert {output.cached_tokens for output in outputs} == {0}
     assert {output.weight_version for output in outputs} == {version + 1}
     changed = [list(output.token_ids) for output in outputs]
     assert changed != before
-    assert other.whole(prompts(4), PLAIN, 100) == changed
+    assert other.whole(prompts(4), PLAIN, 40) == changed
     for instance in (roomy, other):
         instance.run(instance.engine.update_weights(directory(models[0]), version + 2))
         instance.weight_version = version + 2
-    assert roomy.whole(prompts(4), PLAIN, 100) == before
+    assert roomy.whole(prompts(4), PLAIN, 40) == before
 
 
 def test_weights_by_broadcast_reach_two_instances_at_once_and_are_those_of_a_directory(
@@ -295,13 +290,13 @@ def tight(start, other, models):
 
 def test_retractions_change_no_token_and_are_counted_as_preemptions(tight, prompts, roomy):
     assert tight.info.kv_capacity_tokens == 900 - 2
-    assert tight.whole(prompts(10), PLAIN, 300) == roomy.whole(prompts(10), PLAIN, 300)
+    assert tight.whole(prompts(10), PLAIN, 130) == roomy.whole(prompts(10), PLAIN, 130)
     tight.expect_preemptions()
 
 
 def test_chunks_end_early_where_they_may_and_none_is_retracted(tight, prompts, roomy):
-    responses, ended_early = tight.ended_early(prompts(10), PLAIN, 300)
-    assert responses == roomy.whole(prompts(10), PLAIN, 300)
+    responses, ended_early = tight.ended_early(prompts(10), PLAIN, 130)
+    assert responses == roomy.whole(prompts(10), PLAIN, 130)
     assert ended_early > 0
 
 

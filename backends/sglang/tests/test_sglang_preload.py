@@ -7,11 +7,13 @@ import subprocess
 import pytest
 from seer_sglang import preload as preloading
 from seer_sglang.doctor import interpreter
+from seer_sglang.plugin import FIXED_ENGINE_ARGS
 
-FACTS = """
+SERVER = """
 import json, os, sys
 from seer_sglang.preload import preload
 preload()
+there = set(sys.modules)
 import torch
 from seer_worker.process.fork_server import unfitness
 paths = []
@@ -20,49 +22,51 @@ for name in os.listdir("/proc/self/fd"):
         paths.append(os.readlink(f"/proc/self/fd/{name}"))
     except OSError:
         pass
-print(json.dumps({
+facts = {
     "threads": len(os.listdir("/proc/self/task")),
     "cuda": torch.cuda.is_initialized(),
     "devices": [path for path in paths if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri"))],
     "unfitness": unfitness(),
-    "modules": sorted(sys.modules),
-}))
-"""
-START = """
-import json, os, sys
-from seer_sglang.plugin import FIXED_ENGINE_ARGS
-from seer_sglang.preload import preload
-preload()
-there = set(sys.modules)
+    "modules": sorted(there),
+}
+
 from seer_worker.sampling.selftest import check_keyed
 from seer_worker.wire import Start
 from seer_sglang.instance import SglangAdapter
 
-settings = {
-    **FIXED_ENGINE_ARGS, "model_path": sys.argv[1], "dtype": "float32", "page_size": 1, "tp_size": 2,
-    "max_running_requests": 4, "context_length": 256, "draft_paths": 4, "enable_metrics": True,
-    "kv_cache_bytes": 1 << 22,
-}
-instance = SglangAdapter(Start("", "sglang-0", settings, ""))
+instance = SglangAdapter(Start("", "sglang-0", json.loads(sys.argv[1]), ""))
 check_keyed(instance)
 children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
-print(json.dumps({
-    "late": [name for name in sys.modules if name not in there],
-    "leaders": {open(f"/proc/{pid}/cmdline").read(): os.getsid(int(pid)) == int(pid) for pid in children},
-}))
+facts["late"] = [name for name in sys.modules if name not in there]
+facts["leaders"] = {
+    open(f"/proc/{pid}/cmdline").read(): os.getsid(int(pid)) == int(pid) for pid in children
+}
+print(json.dumps(facts))
 sys.stdout.flush()
 instance.close()
 os._exit(0)
 """
 
 
-def answer_of(program, *arguments, **environment):
-    """Return what a program prints last, under the interpreter that has SGLang."""
+@pytest.fixture(scope="module")
+def facts(models):
+    """Facts about a process of SGLang's environment after ``preload``, and with an instance of two ranks."""
+    settings = FIXED_ENGINE_ARGS | {
+        "model_path": str(models[0]),
+        "dtype": "float32",
+        "page_size": 1,
+        "tp_size": 2,
+        "max_running_requests": 4,
+        "context_length": 256,
+        "draft_paths": 4,
+        "enable_metrics": True,
+        "kv_cache_bytes": 1 << 22,
+    }
     ran = subprocess.run(
-        [interpreter(), "-P", "-c", program, *map(str, arguments)],
+        [interpreter(), "-P", "-c", SERVER, json.dumps(settings)],
         capture_output=True,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
@@ -77,8 +81,7 @@ def imported(monkeypatch):
 
 
 @pytest.mark.engine  # needs SGLang installed
-def test_after_all_imports_there_is_one_thread_and_no_device_and_a_fork_is_sound():
-    facts = answer_of(FACTS)
+def test_after_all_imports_there_is_one_thread_and_no_device_and_a_fork_is_sound(facts):
     assert facts["threads"] == 1
     assert not facts["cuda"]
     assert facts["devices"] == []
@@ -87,8 +90,7 @@ def test_after_all_imports_there_is_one_thread_and_no_device_and_a_fork_is_sound
 
 
 @pytest.mark.engine
-def test_an_instance_imports_nothing_more_and_forks_its_other_rank(models):
-    facts = answer_of(START, models[0])
+def test_an_instance_imports_nothing_more_and_forks_its_other_rank(facts):
     roots = {name.partition(".")[0] for name in facts["late"]}
     assert not roots & {"seer_sglang", "seer_worker", "sglang", "torch", "transformers"}
     titles = {title.rstrip("\0"): leads for title, leads in facts["leaders"].items()}

@@ -94,6 +94,16 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tr
         pairs = tokens * (before + tokens / 2)
         return max(read_s, self.prefill_attention_flops * pairs / self._flop_rate)
 
+    def at_speed(self, speed: float) -> CostModel:
+        """Return the costs of a machine that is so many times as fast, in all that it does."""
+        slower = ("overhead_s", "request_s", "position_s", "sampled_s")
+        faster = ("bytes_per_s", "flops_per_s")
+        return msgspec.structs.replace(
+            self,
+            **{name: getattr(self, name) / speed for name in slower},
+            **{name: getattr(self, name) * speed for name in faster},
+        )
+
     @cached_property
     def _bandwidth(self) -> float:
         return self.bytes_per_s * self.bandwidth_efficiency

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from seer_core.model import InstanceInfo
-from seer_core.plugins.config_types import NotNegative
+from seer_core.plugins.config_types import NotNegative, Positive
 from seer_core.plugins.hookspecs import Startup, hookimpl
 from seer_core.plugins.labels import labels_of
 from seer_core.ports.engine import EngineFleet, ModelInfo, PlainFleet
@@ -16,7 +16,7 @@ from seer_sim.clock import VirtualClock
 from seer_sim.drafts import make_methods
 from seer_sim.engine import SimEngine
 from seer_sim.lengths import CONTROLS
-from seer_sim.settings import EmulatedSettings, check_limits, cost_of, schedule_losses
+from seer_sim.settings import EmulatedSettings, check_instance, check_limits, cost_of, schedule_losses
 from seer_sim.tokens import ByteTokenizer
 
 __all__ = ["Settings", "make_fleet", "seer_make_engines"]
@@ -37,6 +37,10 @@ class Settings(EmulatedSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     """The virtual time that the start of an instance takes."""
     instances_per_node: Annotated[int, Meta(ge=0)] = 0
     """How many instances a node has; 0 for all on one."""
+    speeds: dict[str, Positive] = msgspec.field(default_factory=dict)
+    """The speed of single instances, by name, as a multiple of the others': 0.5 is half of it. Drafting takes
+    as long everywhere.
+    """
 
 
 def make_fleet(settings: Settings) -> PlainFleet:
@@ -66,7 +70,7 @@ def make_fleet(settings: Settings) -> PlainFleet:
                 node=f"node-{number // per_node}",
             ),
             clock,
-            cost,
+            cost.at_speed(settings.speeds.get(f"sim-{number}", 1.0)),
             lengths=settings.lengths,
             vocab_size=settings.vocab_size,
             max_batched_tokens=settings.max_batched_tokens,
@@ -78,6 +82,8 @@ def make_fleet(settings: Settings) -> PlainFleet:
         for number in range(settings.instances)
     }
     schedule_losses(settings.kill_at_s, engines, clock, TABLE)
+    for name in settings.speeds:
+        check_instance(name, engines, f"{TABLE}.speeds")
     model = ModelInfo(settings.vocab_size, settings.max_model_tokens, controls=CONTROLS)
     return PlainFleet(list(engines.values()), clock, model, ByteTokenizer())
 

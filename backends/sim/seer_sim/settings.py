@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol
 
@@ -18,7 +18,7 @@ from seer_sim.cost import PRESETS, CostModel
 from seer_sim.drafts import Drafts
 from seer_sim.lengths import Lengths
 
-__all__ = ["EmulatedSettings", "Kill", "check_limits", "cost_of", "schedule_losses"]
+__all__ = ["EmulatedSettings", "Kill", "check_instance", "check_limits", "cost_of", "schedule_losses"]
 
 Count = Annotated[int, Meta(ge=1)]
 Instances = Annotated[int, Meta(ge=1, le=65536)]
@@ -78,7 +78,7 @@ class EmulatedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Labels that placers see: one table for all instances, or a list with one for each."""
 
 
-class Mortal(Protocol):
+class Killable(Protocol):
     """An instance that can be lost on a virtual clock."""
 
     def kill(self, reason: str, down_s: float = 0.0) -> None:
@@ -123,8 +123,18 @@ def check_limits(settings: EmulatedSettings, table: str) -> None:
         )
 
 
+def check_instance(name: str, instances: Collection[str], where: str) -> None:
+    """Refuse a name in a setting that no instance has.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in instances:
+        raise ConfigError(f"{where}: no instance {quote(name)}; there are {', '.join(instances)}")
+
+
 def schedule_losses(
-    kills: Iterable[Kill], instances: Mapping[str, Mortal], clock: VirtualClock, table: str
+    kills: Iterable[Kill], instances: Mapping[str, Killable], clock: VirtualClock, table: str
 ) -> None:
     """Kill instances at the times that settings name.
 
@@ -132,8 +142,6 @@ def schedule_losses(
         ConfigError: there is no such instance.
     """
     for kill in kills:
-        if kill.instance not in instances:
-            names = ", ".join(instances)
-            raise ConfigError(f"{table}.kill_at_s: no instance {quote(kill.instance)}; there are {names}")
+        check_instance(kill.instance, instances, f"{table}.kill_at_s")
         die = partial(instances[kill.instance].kill, f"killed by {table}.kill_at_s", kill.restart_after_s)
         clock.call_at(kill.at_s, die)

@@ -7,6 +7,7 @@ from statistics import fmean, pvariance
 
 import msgspec
 import pytest
+from seer_session.runtime import Runtime
 from seer_sim.lengths import Lengths
 from seer_sim.plugin import Settings, seer_make_engines
 from seer_sim.tokens import ByteTokenizer
@@ -16,7 +17,6 @@ from seer_core.model import PromptGroup, Sampling
 from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.engine import EngineFleet
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Policies
 
 
@@ -56,6 +56,7 @@ def test_the_factory_returns_a_pool():
         ({"kv_capacity_tokens": 4096}, "max_model_tokens = 8192"),
         ({"max_batched_tokens": 8}, "max_running"),
         ({"kill_at_s": [{"instance": "sim-9", "at_s": 1.0}]}, "sim-0, sim-1"),
+        ({"speeds": {"sim-9": 0.5}}, "speeds: no instance 'sim-9'; there are sim-0, sim-1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, words):
@@ -158,6 +159,15 @@ def test_the_mean_and_the_group_share_are_as_set(chunk_job):
     # Each group's own mean takes a tenth of the variance with it.
     assert within == pytest.approx(0.9 * 0.2 * 0.5**2, rel=0.1)
     assert all(len(set(group)) == 1 for group in draw(1.0))
+
+
+def test_an_instance_at_half_the_speed_takes_twice_as_long_for_the_same_tokens():
+    plain, slow = roll_out(instances=1), roll_out(instances=1, speeds={"sim-0": 0.5})
+    assert tokens_of(slow) == tokens_of(plain)
+    assert slow.summary.total_time_s == pytest.approx(2 * plain.summary.total_time_s)
+    one, other = (engine._info for engine in make_fleet(speeds={"sim-1": 0.1}).engines)
+    assert other.step_s == pytest.approx(10 * one.step_s)
+    assert other.prefill_s_per_token == pytest.approx(10 * one.prefill_s_per_token)
 
 
 def test_a_known_length_is_not_drawn(chunk_job):

@@ -4,6 +4,7 @@ import asyncio
 from itertools import pairwise
 
 import pytest
+from seer_session.runtime import Runtime
 from seer_sim.cost import PRESETS
 from seer_sim.pool import Settings, SimKVPool
 
@@ -11,7 +12,6 @@ from seer_core.errors import EngineError
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import directory
-from seer_core.runtime.runtime import Runtime
 
 NODES = """
 [seer]

@@ -6,10 +6,10 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from seer_host.installation import how_to_install
 from seer_worker.gpus import gpus, hardware, placement
 from seer_worker.machine import machine as asked_of_machine
 
-from seer_core.installation import how_to_install
 from seer_core.plugins.hookspecs import Check
 from seer_vllm import SUPPORTED_VLLM, VERSIONS
 

@@ -15,7 +15,7 @@ from vllm.platforms import current_platform
 from seer_core.ports.drafting import DraftContext, SourceSpec
 from seer_core.ports.kv import Bytes
 from seer_core.ports.weights import WeightSource, WeightSpec
-from seer_vllm import internals, sampling, second_sampling, speculator, weights
+from seer_vllm import internals, sampling, second_runner_sampling, speculator, weights
 from seer_vllm.connector import StoreConnector
 from seer_vllm.proposer import OwnMethod, Proposer
 from seer_vllm.runners import FIRST, SECOND
@@ -31,7 +31,7 @@ class WorkerExtension:
     model_runner: Any
     vllm_config: Any
     rank: int
-    _seer_sampler: sampling.VllmSampler | second_sampling.SecondSampler
+    _seer_sampler: sampling.VllmSampler | second_runner_sampling.SecondRunnerSampler
     _seer_drafts: OwnMethod | Proposer
     _seer_weights: WeightSource | None = None
 
@@ -40,7 +40,7 @@ class WorkerExtension:
         runner = self.model_runner
         if self.vllm_config.use_v2_model_runner:
             internals.check_second_runner(runner)
-            self._seer_sampler = second_sampling.install(runner)
+            self._seer_sampler = second_runner_sampling.install(runner)
             if runner.speculator is not None:
                 self._seer_drafts = speculator.install(runner)
             return SECOND

@@ -171,12 +171,12 @@ def _install_first(runner: Any) -> None:
 def _install_second(runner: Any) -> None:
     from vllm.logger import init_logger
 
-    from seer_vllm import internals, second_sampling
+    from seer_vllm import internals, second_runner_sampling
 
     internals.check_second_runner(runner)
     _expect_raw(runner)
 
-    class SecondServerSampler(second_sampling.SecondSampler):
+    class SecondServerSampler(second_runner_sampling.SecondRunnerSampler):
         """Prepares requests as they get a slot."""
 
         def add_request(self, req_idx: int, sampling_params: SamplingParams) -> None:
@@ -185,7 +185,7 @@ def _install_second(runner: Any) -> None:
             _prepare(sampling_params, name, int(states.prompt_len.np[req_idx]))
             super().add_request(req_idx, sampling_params)
 
-    second_sampling.install(runner, SecondServerSampler)
+    second_runner_sampling.install(runner, SecondServerSampler)
     init_logger("vllm.seer").info("Seer: vLLM's second model runner samples by key")
 
 

@@ -37,10 +37,10 @@ def test_the_log_says_that_steps_are_planned_ahead(ahead, roomy):
 def test_whole_divided_and_alone_its_tokens_are_those_of_steps_planned_one_by_one(
     ahead, roomy, prompts, sampling
 ):
-    expected = roomy.whole(prompts(4), sampling, 24)
-    assert ahead.whole(prompts(4), sampling, 24) == expected
-    assert ahead.divided(prompts(4), sampling, 24, chunk_tokens=9) == expected
-    assert ahead.alone(prompts(2), sampling, 24) == expected[:2]
+    expected = roomy.whole(prompts(4), sampling, 16)
+    assert ahead.whole(prompts(4), sampling, 16) == expected
+    assert ahead.divided(prompts(4), sampling, 16, chunk_tokens=6) == expected
+    assert ahead.alone(prompts(1), sampling, 16) == expected[:1]
 
 
 def test_controls_see_the_tokens_before(ahead, roomy, prompts, most_controlled):
@@ -53,12 +53,12 @@ def test_a_chunk_of_all_its_tokens_computes_none_in_vain_and_one_that_stops_one_
     ahead, roomy, prompts
 ):
     endless = Sampling(1.0, ignore_eos=True)
-    [[*_, last], *_] = roomy.whole(prompts(3), endless, 20)
+    [[*_, last], *_] = roomy.whole(prompts(3), endless, 12)
     for sampling, vain in ((endless, {0}), (structs.replace(endless, stop_token_ids=(last,)), {0, 1})):
         ahead.run(ahead.engine.reset_cache())
-        jobs = [ahead.job(prompt, 40, seed, sampling) for seed, prompt in enumerate(prompts(3))]
+        jobs = [ahead.job(prompt, 24, seed, sampling) for seed, prompt in enumerate(prompts(3))]
         outputs = ahead.run(ahead.chunks(jobs))
-        assert [output.token_ids for output in outputs] == roomy.whole(prompts(3), sampling, 40)
+        assert [output.token_ids for output in outputs] == roomy.whole(prompts(3), sampling, 24)
         found = {each.computed_tokens - each.prefilled_tokens - len(each.token_ids) + 1 for each in outputs}
         assert found <= vain
     assert any(output.stopped for output in outputs)
@@ -77,8 +77,8 @@ def test_preemptions_change_no_token_and_are_accounted_for(ahead, roomy, prompts
 
 def test_chunks_end_early_where_they_may_and_go_on_the_same(ahead, roomy, prompts):
     endless = Sampling(1.0, ignore_eos=True)
-    responses, ended_early = ahead.ended_early(prompts(8), endless, 60)
-    assert responses == roomy.whole(prompts(8), endless, 60)
+    responses, ended_early = ahead.ended_early(prompts(8), endless, 40)
+    assert responses == roomy.whole(prompts(8), endless, 40)
     assert ended_early > 0
 
 
@@ -99,7 +99,7 @@ def test_a_chunk_ends_on_command_with_its_next_token_and_an_aborted_one_leaves_n
     ahead.run(ahead.until(lambda: bool(ahead.pieces.get(aborted.id))))
     ahead.engine.abort(aborted.id)
     ahead.run(ahead.engine.reset_cache())
-    assert ahead.whole([prompt], endless, 40) == [expected[:40]]
+    assert ahead.whole([prompt], endless, 16) == [expected[:16]]
 
 
 def test_responses_that_move_find_all_blocks_that_were_saved_while_their_chunks_ran(

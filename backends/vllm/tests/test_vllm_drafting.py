@@ -43,11 +43,11 @@ def calls(notes):
 
 @pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])
 def test_drafts_of_any_kind_change_no_token(roomy, drafting, drafts, prompts, sampling):
-    expected = roomy.whole(prompts(6), sampling, 160)
+    expected = roomy.whole(prompts(4), sampling, 90)
     for kind in KINDS:
-        assert drafts(kind, expected, lambda it: it.whole(prompts(6), sampling, 160)) == expected
-    assert drafts("mixed", expected, lambda it: it.divided(prompts(6), sampling, 160, 48)) == expected
-    assert drafts("perfect", expected, lambda it: it.alone(prompts(6), sampling, 160)) == expected
+        assert drafts(kind, expected, lambda it: it.whole(prompts(4), sampling, 90)) == expected
+    assert drafts("mixed", expected, lambda it: it.divided(prompts(4), sampling, 90, 32)) == expected
+    assert drafts("perfect", expected, lambda it: it.alone(prompts(4), sampling, 90)) == expected
     assert "failed" not in drafting.reports[-1].drafting
 
 
@@ -69,7 +69,7 @@ def test_a_batch_of_greedy_and_random_requests_is_verified_each_by_its_own_rule(
 
     def respond(harness):
         jobs = [
-            harness.job(prompt, 120, seed, sampling)
+            harness.job(prompt, 60, seed, sampling)
             for seed, (prompt, sampling) in enumerate(zip(prompts(6), samplings, strict=True))
         ]
         return [output.token_ids for output in harness.run(harness.chunks(jobs))]
@@ -82,7 +82,7 @@ def test_a_batch_of_greedy_and_random_requests_is_verified_each_by_its_own_rule(
 @pytest.mark.parametrize("sampling", [GREEDY, PLAIN], ids=["greedy", "plain"])
 def test_logprobs_are_those_of_the_tokens_with_any_drafts(roomy, drafts, prompts, sampling):
     def respond(harness):
-        jobs = [harness.job(prompt, 90, seed, sampling) for seed, prompt in enumerate(prompts(5))]
+        jobs = [harness.job(prompt, 50, seed, sampling) for seed, prompt in enumerate(prompts(5))]
         return harness.run(harness.chunks(jobs))
 
     expected = respond(roomy)
@@ -95,7 +95,7 @@ def test_logprobs_are_those_of_the_tokens_with_any_drafts(roomy, drafts, prompts
 
 def test_the_most_probable_tokens_are_the_same_with_any_drafts(roomy, drafts, prompts):
     def respond(harness):
-        return with_tops(harness, prompts(5), PLAIN, 90, 40)
+        return with_tops(harness, prompts(5), PLAIN, 50, 20)
 
     expected = respond(roomy)
     answers = [token_ids for token_ids, _, _ in expected]
@@ -125,10 +125,10 @@ def test_perfect_drafts_are_all_accepted_and_end_with_the_chunk(roomy, drafts, p
 
 
 def test_every_draft_is_counted_at_its_position(roomy, drafts, prompts):
-    expected = roomy.whole(prompts(8), PLAIN, 150)
+    expected = roomy.whole(prompts(8), PLAIN, 80)
 
     def respond(harness):
-        jobs = [harness.job(prompt, 150, seed, PLAIN) for seed, prompt in enumerate(prompts(8))]
+        jobs = [harness.job(prompt, 80, seed, PLAIN) for seed, prompt in enumerate(prompts(8))]
         return harness.run(harness.chunks(jobs))
 
     for kind in ("garbage", "mixed"):
@@ -150,11 +150,12 @@ def test_every_draft_is_counted_at_its_position(roomy, drafts, prompts):
 
 
 def test_drafts_go_up_to_the_models_length_limit_and_not_beyond(roomy, drafts, prompts):
-    [prompt] = prompts(1, tokens=30)
+    [prompt] = prompts(1, tokens=900)
+    to_the_limit = Sampling(0.0, ignore_eos=True)
 
     def respond(harness):
         return harness.run(
-            harness.chunks([harness.job(prompt, 1024 - len(prompt), seed, GREEDY) for seed in range(2)])
+            harness.chunks([harness.job(prompt, 1024 - len(prompt), seed, to_the_limit) for seed in range(2)])
         )
 
     expected = [output.token_ids for output in respond(roomy)]
@@ -224,13 +225,13 @@ def test_steps_are_measured_on_the_sizes_that_fit(drafting, roomy, prompts):
 def test_preemptions_with_drafts_in_flight_change_no_token_and_no_account(
     start, models, notes, roomy, prompts
 ):
-    expected = roomy.whole(prompts(10), PLAIN, 300)
+    expected = roomy.whole(prompts(10), PLAIN, 100)
     (notes / "answers.json").write_text(json.dumps(expected, default=list))
     per_token = 4 * 2 * 2 * 32 * 4
     source = SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, DRAFT_TOKENS, None)
     tight = start(models[0], source=source, max_model_tokens=512, kv_cache_bytes=900 * per_token)
     tight.group = "mixed"
-    assert tight.whole(prompts(10), PLAIN, 300) == expected
+    assert tight.whole(prompts(10), PLAIN, 100) == expected
     tight.expect_preemptions()
     for output in tight.outputs.values():
         assert output.steps in (len(output.token_ids) - sum(output.accepted_at) + stop for stop in (0, 1))
@@ -246,11 +247,11 @@ def test_drafts_padded_to_one_length_change_no_token_and_keep_steps_uniform(
     source = SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, DRAFT_TOKENS, TIMES)
     harness = start(models[0], source=source, uniform_drafts=True) if uniform else drafting
     harness.outputs.clear()
-    expected = roomy.whole(prompts(6), PLAIN, 160)
+    expected = roomy.whole(prompts(6), PLAIN, 100)
     (notes / "answers.json").write_text(json.dumps(expected, default=list))
     harness.group = "mixed"
-    assert harness.whole(prompts(6), PLAIN, 160) == expected
-    assert harness.divided(prompts(6), PLAIN, 160, 48) == expected
+    assert harness.whole(prompts(6), PLAIN, 100) == expected
+    assert harness.divided(prompts(6), PLAIN, 100, 48) == expected
     drafted = [output.drafted_at for output in harness.outputs.values()]
     if uniform:
         assert {len(each) for each in drafted} == {DRAFT_TOKENS}

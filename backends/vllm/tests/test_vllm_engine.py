@@ -23,10 +23,10 @@ EOS, BLOCK = 2, 32
 
 @pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])
 def test_whole_divided_alone_and_together_give_the_same_tokens(roomy, prompts, sampling):
-    whole = roomy.whole(prompts(6), sampling, 160)
-    assert roomy.divided(prompts(6), sampling, 160, chunk_tokens=64) == whole
-    assert roomy.alone(prompts(6), sampling, 160) == whole
-    assert len({tuple(response) for response in whole}) == 6
+    whole = roomy.whole(prompts(4), sampling, 90)
+    assert roomy.divided(prompts(4), sampling, 90, chunk_tokens=40) == whole
+    assert roomy.alone(prompts(4), sampling, 90) == whole
+    assert len({tuple(response) for response in whole}) == 4
 
 
 def test_a_chunk_that_streams_sends_what_it_writes_while_it_runs(roomy, prompts):
@@ -44,13 +44,13 @@ def test_siblings_differ_by_their_seeds_alone(roomy, prompts):
 
 
 def test_a_response_ends_with_its_eos_token(roomy, prompts):
-    jobs = [roomy.job(prompt, 600, seed, PLAIN) for seed, prompt in enumerate(prompts(16))]
+    jobs = [roomy.job(prompt, 120, seed, PLAIN) for seed, prompt in enumerate(prompts(16))]
     outputs = roomy.run(roomy.chunks(jobs))
     assert {output.stopped for output in outputs} == {True, False}
     for output in outputs:
         assert (output.token_ids[-1] == EOS) == output.stopped
         assert EOS not in output.token_ids[:-1]
-        assert output.stopped or len(output.token_ids) == 600
+        assert output.stopped or len(output.token_ids) == 120
 
 
 def test_logprobs_are_those_of_the_raw_model_with_any_sampling(roomy, prompts):
@@ -111,9 +111,8 @@ def test_a_chunk_that_cannot_be_run_is_given_back_with_the_reason(roomy, prompts
 
 
 def test_an_aborted_chunk_is_never_answered(roomy, prompts):
-    responses = roomy.whole(prompts(12), GREEDY, 400)
-    [endless, *_] = [p for p, response in zip(prompts(12), responses, strict=True) if len(response) == 400]
-    long, short, last = (roomy.job(endless, tokens, 0, GREEDY) for tokens in (900, 5, 30))
+    [prompt], endless = prompts(1), Sampling(0.0, ignore_eos=True)
+    long, short, last = (roomy.job(prompt, tokens, 0, endless) for tokens in (900, 5, 30))
     roomy.engine.submit(long)
     roomy.run(roomy.chunks([short]))
     roomy.engine.abort(long.id)
@@ -124,12 +123,7 @@ def test_an_aborted_chunk_is_never_answered(roomy, prompts):
 
 
 def test_load_is_reported_while_busy_and_once_more_when_idle(roomy, prompts):
-    roomy.reports.clear()
-    for _ in range(50):  # one may be over sooner than the next report is due
-        roomy.whole(prompts(12), GREEDY, 900)
-        if any(report.running for report in roomy.reports):
-            break
-    roomy.run(roomy.until(lambda: roomy.reports[-1].running == 0))
+    roomy.report_while_busy(prompts(12), 900)
     busy, idle = max(roomy.reports, key=lambda report: report.running), roomy.reports[-1]
     assert busy.running > 0
     assert 0 < busy.kv_usage < 1
@@ -166,19 +160,19 @@ def test_as_many_siblings_as_can_reserve_run_together_and_none_is_preempted(tigh
 def test_preemptions_change_no_token_and_are_accounted_for(tight, roomy, prompts):
     tight.outputs.clear()
     assert tight.info.kv_capacity_tokens == (900 // BLOCK - 1) * BLOCK
-    assert tight.whole(prompts(10), PLAIN, 300) == roomy.whole(prompts(10), PLAIN, 300)
+    assert tight.whole(prompts(10), PLAIN, 100) == roomy.whole(prompts(10), PLAIN, 100)
     tight.expect_preemptions()
 
 
 def test_chunks_end_early_where_they_may_and_none_is_preempted(tight, roomy, prompts):
-    responses, ended_early = tight.ended_early(prompts(10), PLAIN, 300)
-    assert responses == roomy.whole(prompts(10), PLAIN, 300)
+    responses, ended_early = tight.ended_early(prompts(10), PLAIN, 100)
+    assert responses == roomy.whole(prompts(10), PLAIN, 100)
     assert ended_early > 0
 
 
 def test_new_weights_leave_nothing_of_the_old_ones(newer, models, roomy, prompts):
-    expected = newer.whole(prompts(4), PLAIN, 100)
-    before = roomy.whole(prompts(4), PLAIN, 100)
+    expected = newer.whole(prompts(4), PLAIN, 40)
+    before = roomy.whole(prompts(4), PLAIN, 40)
 
     old_version = roomy.weight_version
     roomy.run(roomy.engine.update_weights(directory(models[1]), old_version + 1))
@@ -190,14 +184,14 @@ def test_new_weights_leave_nothing_of_the_old_ones(newer, models, roomy, prompts
         == f"the chunk wants weight version {old_version}, loaded is {old_version + 1}"
     )
     roomy.weight_version = old_version + 1
-    outputs = roomy.run(roomy.chunks([roomy.job(p, 100, i, PLAIN) for i, p in enumerate(prompts(4))]))
+    outputs = roomy.run(roomy.chunks([roomy.job(p, 40, i, PLAIN) for i, p in enumerate(prompts(4))]))
     assert [output.token_ids for output in outputs] == expected
     assert {output.cached_tokens for output in outputs} == {0}
     assert {output.weight_version for output in outputs} == {old_version + 1}
 
     roomy.run(roomy.engine.update_weights(directory(models[0]), old_version + 2))
     roomy.weight_version = old_version + 2
-    assert roomy.whole(prompts(4), PLAIN, 100) == before
+    assert roomy.whole(prompts(4), PLAIN, 40) == before
 
 
 def test_weights_that_are_not_there_change_nothing(roomy, prompts, tmp_path):

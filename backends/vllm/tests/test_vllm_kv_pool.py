@@ -37,7 +37,7 @@ GREEDY, PLAIN = Sampling(0.0), Sampling(1.0)
 BLOCK = 32
 BLOCK_BYTES = BLOCK * 4 * 2 * 2 * 32 * 4
 KV_BYTES = 40 * 1024 // BLOCK * BLOCK_BYTES
-TOKENS = 230
+TOKENS = 130
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +94,10 @@ def answers(notes):
 def test_moved_at_every_chunk_equals_whole_and_computes_one_block_of_old_tokens_at_most(
     pair, cold, answers, prompts, sampling, chunk_tokens, moved
 ):
-    expected = pair[0].whole(prompts(6), sampling, TOKENS)
+    expected = pair[0].whole(prompts(4), sampling, TOKENS)
     answers(expected)
     cold()
-    responses, rounds = moved(pair, prompts(6), sampling, TOKENS, chunk_tokens)
+    responses, rounds = moved(pair, prompts(4), sampling, TOKENS, chunk_tokens)
     assert responses == expected
     assert len(rounds) == -(-TOKENS // chunk_tokens)
     for outputs in rounds[1:]:
@@ -136,11 +136,14 @@ def test_blocks_reach_the_pool_while_their_chunk_runs_and_the_next_chunk_finds_a
     pair, pool, cold, answers, prompts
 ):
     [prompt] = prompts(1)
-    [expected] = pair[0].whole([prompt], Sampling(1.0, ignore_eos=True), 640)
-    answers([expected])
+
+    def respond(tokens):
+        return pair[0].whole([prompt], Sampling(1.0, ignore_eos=True), tokens)[0]
+
+    answers([respond(60)])
     cold()
     expect_blocks_in_the_pool_while_their_chunk_runs(
-        pair[::-1], pool, prompt, expected, BLOCK, 3 * BLOCK_BYTES
+        pair[::-1], pool, prompt, respond, BLOCK, 3 * BLOCK_BYTES
     )
 
 
@@ -282,16 +285,16 @@ def test_new_weights_in_mid_life_find_no_kv_of_the_old_ones(pair, pool, cold, ne
 
 def test_kv_of_a_killed_instance_is_there_for_the_others_and_for_itself(pair, cold, answers, models, prompts):
     a, b = pair
-    expected = a.whole(prompts(3), PLAIN, 200)
+    expected = a.whole(prompts(3), PLAIN, 120)
     answers(expected)
     cold()
-    firsts = a.run(a.chunks([a.job(prompt, 100, i, PLAIN) for i, prompt in enumerate(prompts(3))]))
+    firsts = a.run(a.chunks([a.job(prompt, 60, i, PLAIN) for i, prompt in enumerate(prompts(3))]))
     for i, prompt in enumerate(prompts(3)):
         a.engine.submit(a.job([*prompt, *firsts[i].token_ids], 600, i, PLAIN))
     a.kill()
     a.run(a.until(lambda: bool(a.losses)))
     texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts(3), firsts, strict=True)]
-    outputs = b.run(b.chunks([b.job(text, 100, i, PLAIN) for i, text in enumerate(texts)]))
+    outputs = b.run(b.chunks([b.job(text, 60, i, PLAIN) for i, text in enumerate(texts)]))
     assert [
         first.token_ids + output.token_ids for first, output in zip(firsts, outputs, strict=True)
     ] == expected
@@ -299,7 +302,7 @@ def test_kv_of_a_killed_instance_is_there_for_the_others_and_for_itself(pair, co
     a.run(a.engine.start(a))
     a.weight_version = b.weight_version
     a.run(a.engine.update_weights(directory(models[0]), a.weight_version))
-    outputs = a.run(a.chunks([a.job(text, 100, i, PLAIN) for i, text in enumerate(texts)]))
+    outputs = a.run(a.chunks([a.job(text, 60, i, PLAIN) for i, text in enumerate(texts)]))
     assert [
         first.token_ids + output.token_ids for first, output in zip(firsts, outputs, strict=True)
     ] == expected
@@ -312,7 +315,7 @@ def resident_bytes(harness):
 
 
 def scores(harness, prompts):
-    jobs = [harness.job(prompt, 400, seed, PLAIN) for seed, prompt in enumerate(prompts)]
+    jobs = [harness.job(prompt, 60, seed, PLAIN) for seed, prompt in enumerate(prompts)]
     outputs = harness.run(harness.chunks(jobs))
     return [output.token_ids for output in outputs], [output.logprobs for output in outputs]
 
@@ -361,20 +364,20 @@ def test_an_instance_reports_what_its_store_complains_of_and_that_it_is_given_up
 def test_a_pool_and_engines_too_small_for_the_load_change_no_token(
     start, make_fleet, models, roomy, prompts, moved
 ):
-    expected = roomy.whole(prompts(10), PLAIN, 300)
+    expected = roomy.whole(prompts(10), PLAIN, 110)
     small = make_fleet(2 * (24 * (BLOCK_BYTES + 56) + 4 * 4096))
     tight = [
         start(models[0], None, small, index, max_model_tokens=512, kv_cache_bytes=29 * BLOCK_BYTES)
         for index in range(2)
     ]
-    assert tight[0].whole(prompts(10), PLAIN, 300) == expected
+    assert tight[0].whole(prompts(10), PLAIN, 110) == expected
     preempted = [output for output in tight[0].outputs.values() if output.preemptions]
     assert preempted
     stats = small.stats()
     assert stats.evicted_blocks > 0
     assert stats.got_bytes > 0
     assert stats.used_bytes <= stats.capacity_bytes
-    responses, _ = moved(tight, prompts(10), PLAIN, 300, 64)
+    responses, _ = moved(tight, prompts(10), PLAIN, 110, 40)
     assert responses == expected
     for each in tight:
         pid = each.pid

@@ -210,7 +210,7 @@ from seer_core.plugins.hookspecs import Startup
 from seer_vllm.plugin import Settings, seer_make_engines
 
 async def main():
-    settings = Settings(model={str(models[0])!r}, kv_cache_bytes=1 << 24)
+    settings = Settings(model={str(models[0])!r}, kv_cache_bytes=1 << 24, fork_server=False)
     [engine] = seer_make_engines(settings, Startup(seed=0, base_dir=pathlib.Path()), None).engines
     task = asyncio.create_task(engine.start(None))
     while engine.worker is None and not task.done():

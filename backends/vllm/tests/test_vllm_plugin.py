@@ -6,6 +6,7 @@ import sys
 
 import msgspec
 import pytest
+from seer_session.prompts import read_prompts
 from seer_vllm.doctor import installation, on_cpu
 from seer_vllm.plugin import (
     Settings,
@@ -20,7 +21,6 @@ from seer_core.errors import ConfigError
 from seer_core.plugins.config import RolloutTable
 from seer_core.plugins.hookspecs import Startup
 from seer_core.ports.engine import EngineFleet, InstanceClient, ModelInfo, Tokenizer
-from seer_core.runtime.prompts import read_prompts
 
 
 def settings(**fields):
@@ -205,7 +205,8 @@ import sys, pathlib
 from seer_core.plugins.hookspecs import Startup
 from seer_vllm.plugin import Settings, seer_doctor, seer_make_engines
 seer_doctor(None, None)
-pool = seer_make_engines(Settings(model={str(models[0])!r}), Startup(seed=0, base_dir=pathlib.Path()), None)
+settings = Settings(model={str(models[0])!r}, fork_server=False)
+pool = seer_make_engines(settings, Startup(seed=0, base_dir=pathlib.Path()), None)
 pool.tokenizer.encode_chat([{{"role": "user", "content": "w5"}}])
 print({{"torch", "vllm", "transformers"}} & set(sys.modules))
 """

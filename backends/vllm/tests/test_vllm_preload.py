@@ -46,6 +46,7 @@ facts = {
 
 def start(scratch):
     os.mkdir(scratch)
+    torch.set_num_threads(1)  # two that wait for a CPU spin
     from seer_worker.process.loader import ImportedClass
     from seer_worker.process.instance import INSTANCE
     from seer_worker.sampling.selftest import check_keyed

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from seer_vllm.sampling import StepDrafts, VllmSampler  # noqa: E402
-from seer_vllm.second_sampling import SecondSampler  # noqa: E402
+from seer_vllm.second_runner_sampling import SecondRunnerSampler  # noqa: E402
 from seer_worker.sampling import keyed  # noqa: E402
 
 
@@ -50,7 +50,7 @@ def test_in_the_second_runner_the_host_never_waits_for_a_device():
         top_p=state(torch.float32, 0.9),
         min_p=state(torch.float32, 0.1),
     )
-    sampler = SecondSampler(
+    sampler = SecondRunnerSampler(
         SimpleNamespace(
             model_config=SimpleNamespace(model=""),
             req_states=None,

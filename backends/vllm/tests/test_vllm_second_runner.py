@@ -32,10 +32,10 @@ def test_the_log_of_a_worker_names_the_runner_and_the_reason(second, roomy):
 
 @pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])
 def test_whole_divided_and_alone_its_tokens_are_the_first_runner_s(second, roomy, prompts, sampling):
-    expected = roomy.whole(prompts(4), sampling, 24)
-    assert second.whole(prompts(4), sampling, 24) == expected
-    assert second.divided(prompts(4), sampling, 24, chunk_tokens=9) == expected
-    assert second.alone(prompts(2), sampling, 24) == expected[:2]
+    expected = roomy.whole(prompts(4), sampling, 16)
+    assert second.whole(prompts(4), sampling, 16) == expected
+    assert second.divided(prompts(4), sampling, 16, chunk_tokens=6) == expected
+    assert second.alone(prompts(1), sampling, 16) == expected[:1]
     assert len({tuple(response) for response in expected}) == 4
 
 
@@ -91,13 +91,13 @@ def tight(start_second, models):
 
 def test_preemptions_and_prefills_in_pieces_change_no_token_and_are_accounted_for(tight, roomy, prompts):
     tight.outputs.clear()
-    assert tight.whole(prompts(8), PLAIN, 40) == roomy.whole(prompts(8), PLAIN, 40)
+    assert tight.whole(prompts(8), PLAIN, 30) == roomy.whole(prompts(8), PLAIN, 30)
     tight.expect_preemptions()
 
 
 def test_chunks_end_early_where_they_may_and_go_on_the_same(tight, roomy, prompts):
-    responses, ended_early = tight.ended_early(prompts(8), PLAIN, 40)
-    assert responses == roomy.whole(prompts(8), PLAIN, 40)
+    responses, ended_early = tight.ended_early(prompts(8), PLAIN, 30)
+    assert responses == roomy.whole(prompts(8), PLAIN, 30)
     assert ended_early > 0
 
 
@@ -160,7 +160,7 @@ def test_drafts_are_verified_under_every_control(roomy, second_drafting, drafts,
 
 def test_perfect_drafts_are_all_accepted_and_accounted_for(roomy, second_drafting, drafts, prompts):
     def respond(harness):
-        jobs = [harness.job(prompt, 40, seed, PLAIN) for seed, prompt in enumerate(prompts(4))]
+        jobs = [harness.job(prompt, 24, seed, PLAIN) for seed, prompt in enumerate(prompts(4))]
         return harness.run(harness.chunks(jobs))
 
     second_drafting.run(second_drafting.engine.reset_cache())
@@ -177,19 +177,19 @@ def test_perfect_drafts_are_all_accepted_and_accounted_for(roomy, second_draftin
 
 
 def test_preemptions_with_drafts_in_flight_change_no_token(roomy, second_drafting, drafts, prompts):
-    expected = roomy.whole(prompts(8), PLAIN, 50)
+    expected = roomy.whole(prompts(8), PLAIN, 36)
     second_drafting.outputs.clear()
-    assert drafts("mixed", expected, lambda it: it.whole(prompts(8), PLAIN, 50)) == expected
+    assert drafts("mixed", expected, lambda it: it.whole(prompts(8), PLAIN, 36)) == expected
     assert any(output.preemptions for output in second_drafting.outputs.values())
 
 
 def test_a_response_that_moves_between_the_runners_takes_its_kv_along(
     start, models, pool, roomy, second_drafting, drafts, prompts, moved
 ):
-    expected = roomy.whole(prompts(3), PLAIN, 60)
+    expected = roomy.whole(prompts(3), PLAIN, 42)
     first = start(models[0], kv_pool=pool)
     responses, rounds = drafts(
-        "mixed", expected, lambda it: moved((first, it), prompts(3), PLAIN, 60, chunk_tokens=20)
+        "mixed", expected, lambda it: moved((first, it), prompts(3), PLAIN, 42, chunk_tokens=14)
     )
     first.run(first.engine.stop())
     assert responses == expected
@@ -237,9 +237,9 @@ def test_the_group_s_own_texts_are_drafted_and_accepted(start_second, roomy, mod
     source = plugin.GroupedDrafter(plugin.Settings(draft_tokens=4), STEP_TIMES).source()
     harness = start_second(models[0], source)
     [prompt] = prompts(1)
-    expected = roomy.whole([prompt] * 3, GREEDY, 40)
-    assert [harness.alone([prompt], GREEDY, 40) for _ in range(3)] == [[response] for response in expected]
-    assert sum(sum(output.accepted_at) for output in harness.outputs.values()) > 40
+    expected = roomy.whole([prompt] * 3, GREEDY, 30)
+    assert [harness.alone([prompt], GREEDY, 30) for _ in range(3)] == [[response] for response in expected]
+    assert sum(sum(output.accepted_at) for output in harness.outputs.values()) > 30
     assert harness.degradations == []
     harness.run(harness.engine.stop())
 

@@ -2,7 +2,7 @@
 
 The worker connects and gets a nonce.  It answers with its identity, a nonce of its own and an HMAC-SHA256 of
 both under its key; the runtime answers with another one.  After that the stream carries the frames of
-``seer_core.frames``.  Nothing is encrypted.
+``seer_host.frames``.  Nothing is encrypted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The messages between the runtime and an engine's worker, in the frames of ``seer_core.frames``.
+"""The messages between the runtime and an engine's worker, in the frames of ``seer_host.frames``.
 
 Both directions are tagged unions, checked on arrival; anything else is a ``WireError`` and ends the
 connection.
@@ -12,7 +12,7 @@ import msgspec
 
 from seer_core.model import InstanceInfo
 from seer_core.ports.drafting import SiblingTokens, SourceSpec, StepTimes
-from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
+from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece, MachineProbe
 from seer_core.ports.kv import LOOPBACK, StoreSpec
 from seer_core.ports.weights import WeightSpec
 from seer_worker.tokenizer.reading import TokenizerReading
@@ -31,6 +31,7 @@ __all__ = [
     "MeasureSteps",
     "Measured",
     "PoolMessage",
+    "ProbeMachine",
     "PushSiblingTokens",
     "ReadTokenizer",
     "Ready",
@@ -156,6 +157,10 @@ class MeasureSteps(msgspec.Struct, frozen=True, tag=True):
     context_tokens: int | None
 
 
+class ProbeMachine(msgspec.Struct, frozen=True, tag=True):
+    """Time a fixed piece of work; answered by ``Called``, with its times."""
+
+
 class PoolMessage(msgspec.Struct, frozen=True, tag=True):
     """A note between the KV pool and an instance's store, both ways; silently."""
 
@@ -166,7 +171,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the process."""
 
 
-ControlCall = ResetCache | UpdateWeights | Sleep | Wake | MeasureSteps
+ControlCall = ResetCache | UpdateWeights | Sleep | Wake | MeasureSteps | ProbeMachine
 """What is answered by ``Called``."""
 
 ToWorker = (
@@ -238,6 +243,7 @@ class Called(msgspec.Struct, frozen=True, tag=True):
     step_times: StepTimes | None = None
     fingerprint: str | None = None
     freed_bytes: int = 0
+    probe: MachineProbe | None = None
 
 
 class Degraded(msgspec.Struct, frozen=True, tag=True):

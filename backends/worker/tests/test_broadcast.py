@@ -4,15 +4,14 @@ import threading
 
 import pytest
 import torch
+from seer_host.shared_weights import SharedWeights, digest_of
 from seer_worker.process.instance import Rejected
 from seer_worker.weights import broadcast
 from seer_worker.weights.broadcast import Broadcast, BroadcastWeights
 from seer_worker.weights.checkpoint import TensorHeader, open_checked
 from seer_worker.weights.shared_weights import SharedMemory
 
-from seer_core import SharedWeights
 from seer_core.errors import ConfigError, EngineError
-from seer_core.weights.shared import digest_of
 
 TENSORS = {
     "embed": torch.arange(12, dtype=torch.float32).reshape(4, 3).t(),  # in no order of memory

@@ -24,7 +24,7 @@ from seer_core.model import Sampling
 from seer_core.model.arrays import Tokens
 from seer_core.ports.clock import RealClock
 from seer_core.ports.drafting import SiblingTokens, SourceSpec
-from seer_core.ports.engine import ChunkJob, ModelInfo, PlaceSeeker
+from seer_core.ports.engine import ChunkJob, MachineProber, ModelInfo, PlaceSeeker
 from seer_core.ports.kv import PoolStats, StoreSpec
 from seer_core.ports.weights import directory
 
@@ -270,6 +270,24 @@ def test_the_worker_gives_back_what_its_instance_need_not_see(launch):
         engine.submit(job("good"))
         await sink.until(lambda: "good" in sink.outputs)
         await engine.stop()
+
+    play(story)
+
+
+def test_an_idle_worker_measures_how_fast_its_machine_is(launch):
+    async def story():
+        sink = Sink()
+        engine = await started(launch, sink)
+        assert isinstance(engine, MachineProber)
+        probe = await engine.probe_machine()
+        assert probe.wall_s > 0
+        assert probe.cpu_s > 0
+        engine.submit(job("held", group="held"))
+        with pytest.raises(EngineError, match="ProbeMachine on instance 'toy-0': 1 chunks are running"):
+            await engine.probe_machine()
+        await engine.stop()
+        with pytest.raises(EngineError, match="ProbeMachine on instance 'toy-0': it is not running"):
+            await engine.probe_machine()
 
     play(story)
 

@@ -40,8 +40,9 @@ class Sink:
 
 
 @pytest.fixture(autouse=True)
-def _servers():
-    """End the servers of each test, and let no later test find them."""
+def _servers(monkeypatch):
+    """Each test has servers of its own, which end with it; those of engines that other tests share stay."""
+    monkeypatch.setattr(fork_server, "_servers", [])
     yield
     fork_server.end_all()
 

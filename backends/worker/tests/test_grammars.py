@@ -140,11 +140,11 @@ def test_a_grammar_that_takes_too_long_is_given_up_once(model_dir, monkeypatch):
     monkeypatch.setattr("seer_worker.sampling.grammars.COMPILE_S", 0.05)
     grammars, compiled, goes_on = Grammars(model_dir, VOCAB), [], Event()
 
-    def compile(wanted):
+    def compile(wanted, compiler):
         compiled.append(wanted)
         goes_on.wait(60)
 
-    monkeypatch.setattr(grammars, "_compile", compile)
+    monkeypatch.setattr("seer_worker.sampling.grammars.compile_form", compile)
     for _ in range(2):
         with pytest.raises(ValueError, match=r"takes more than 0\.05 s to compile; simplify it"):
             grammars.compile(FORMS["regex"])

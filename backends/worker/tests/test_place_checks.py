@@ -4,8 +4,8 @@ import socket
 
 import pytest
 from seer_worker.client.digest import digest_of
-from seer_worker.own_version import own_version
 from seer_worker.process.place_checks import check_place
+from seer_worker.seer_version import seer_version
 from seer_worker.wire import Start
 
 from seer_core.errors import EngineError
@@ -31,15 +31,15 @@ def refusal(**changes):
 
 
 def test_the_same_model_and_version_pass(model):
-    check_place(start(seer=own_version(), model_dir=str(model), model_digest=digest_of(model)))
+    check_place(start(seer=seer_version(), model_dir=str(model), model_digest=digest_of(model)))
     check_place(start())
 
 
 def test_another_version_is_refused_by_host_and_interpreter():
-    assert own_version()
+    assert seer_version()
     found = refusal(seer="9.9")
     assert f"on {HOST}, of Python" in found
-    assert f"has Seer {own_version()}, and the runtime has Seer 9.9; install the same version" in found
+    assert f"has Seer {seer_version()}, and the runtime has Seer 9.9; install the same version" in found
 
 
 def test_a_model_that_is_not_there_is_refused_by_path_and_host(tmp_path):

@@ -8,13 +8,12 @@ import sys
 
 import pytest
 import torch
+from seer_host.shared_weights import SharedWeights, digest_of
 from seer_worker.process.instance import Rejected
 from seer_worker.weights.checkpoint import TensorHeader, open_checked
 from seer_worker.weights.shared_weights import SharedMemory
 
-from seer_core import SharedWeights
 from seer_core.errors import EngineError, OutputError
-from seer_core.weights.shared import digest_of
 
 TENSORS = {
     "embed": torch.arange(12, dtype=torch.float32).reshape(4, 3).t(),  # in no order of memory
@@ -125,7 +124,7 @@ def test_a_file_that_could_still_change_is_refused(shared, tmp_path):
 
 def test_a_trainer_that_was_killed_leaves_nothing(tmp_path):
     code = (
-        "import sys, msgspec, torch; from seer_core import SharedWeights\n"
+        "import sys, msgspec, torch; from seer_host.shared_weights import SharedWeights\n"
         "with SharedWeights().offer([('weight', torch.ones(2))]) as source:\n"
         "    print(msgspec.json.encode(source.settings).decode(), flush=True); sys.stdin.read()"
     )
@@ -141,7 +140,7 @@ def test_a_trainer_that_was_killed_leaves_nothing(tmp_path):
 def test_a_forked_process_does_not_hold_weights_that_its_parent_frees():
     code = """
 import os, pathlib, sys, torch
-from seer_core import SharedWeights
+from seer_host.shared_weights import SharedWeights
 from seer_worker.weights.shared_weights import SharedMemory
 
 with SharedWeights() as shared:

@@ -2,6 +2,8 @@
 
 import msgspec
 import pytest
+from seer_host import frames
+from seer_host.frames import Frames, WireError, encode
 from seer_worker.wire import (
     AbortChunk,
     Called,
@@ -13,6 +15,7 @@ from seer_worker.wire import (
     FromWorker,
     MeasureSteps,
     PoolMessage,
+    ProbeMachine,
     PushSiblingTokens,
     Ready,
     ResetCache,
@@ -27,12 +30,10 @@ from seer_worker.wire import (
     Wake,
 )
 
-from seer_core import frames
-from seer_core.frames import Frames, WireError, encode
 from seer_core.model import InstanceInfo, Sampling
 from seer_core.model.arrays import Logprobs, Tokens, TopLogprobs
 from seer_core.ports.drafting import SiblingTokens, SourceSpec, StepTimes
-from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
+from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece, MachineProbe
 from seer_core.ports.weights import directory
 
 JOB = ChunkJob("j", "r", "g", [1, 2, 3], 2, 64, Sampling(0.7, 0.9, 5), 2**63 - 1, 4, probe=True)
@@ -52,6 +53,7 @@ TO_WORKER = [
     Sleep(),
     Wake(),
     MeasureSteps((1, 8), (0, 4), 64),
+    ProbeMachine(),
     Shutdown(),
 ]
 FROM_WORKER = [
@@ -66,6 +68,7 @@ FROM_WORKER = [
     Called("busy"),
     Called(None, TIMES),
     Called(freed_bytes=2**40),
+    Called(probe=MachineProbe(0.5, 0.375)),
     PoolMessage({"asked_blocks": 3, "put_bytes": 1 << 50}),
     Degraded("drafting", "no server"),
     Fatal("oh"),

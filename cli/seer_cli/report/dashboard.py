@@ -1,6 +1,6 @@
 """The page of a report while its run goes on, served to browsers on this machine.
 
-The run's own thread only puts events into a queue.  A thread of the dashboard reads them.  The page's figures
+The run's own thread only puts events into a queue, which a thread of a ``FeedReader`` reads.  The figures
 are made when a browser asks, so seldom that this takes a hundredth of the time: any number of viewers get the
 same figures, and a page that is closed costs nothing.  All addresses need the token of the printed one.  The
 server listens on loopback, and answers only requests that name it as their host, so that no other page can
@@ -19,18 +19,17 @@ from urllib.parse import parse_qs
 
 import click
 import msgspec
+from seer_host.viewer_port import ViewerHandler, ViewerPort
 
 from seer_cli.controls import RunCommand
-from seer_cli.report.feed import RunFeed
+from seer_cli.report.feed import FeedReader
 from seer_cli.report.page import live_page, policy_of
 from seer_core.errors import OutputError, SeerError
 from seer_core.ports.policy import Observer
-from seer_core.viewer_port import ViewerHandler, ViewerPort
 
 __all__ = ["Dashboard"]
 
 HOST = "127.0.0.1"
-READ_EVERY_S = 0.5
 LEAST_AGE_S = 1.0
 COST_SHARE = 0.01
 """Figures are made anew only after so long that making them takes this part of the time."""
@@ -44,21 +43,27 @@ class Dashboard:
     """Serves a page about one run or several while they go on; a context manager.
 
     ``control`` carries a command out and returns a sentence for the viewer; it is called in a thread of the
-    server, and its ``SeerError`` is shown.  Without it the page has no buttons.
+    server, and its ``SeerError`` is shown.  Without it the page has no buttons.  The page has the runs of
+    ``feeds``, and those that ``watch`` adds.
 
     Raises:
         OutputError: the port is taken.
     """
 
-    def __init__(self, title: str, port: int = 0, control: Callable[[RunCommand], str] | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        port: int = 0,
+        control: Callable[[RunCommand], str] | None = None,
+        feeds: FeedReader | None = None,
+    ) -> None:
         self.title, self.control = title, control
         self.token = secrets.token_urlsafe(24)
-        self._feeds: list[RunFeed] = []
+        self._feeds = FeedReader() if feeds is None else feeds
         self._lock = threading.Lock()
         self._figures = b""
         self._made_at = -1e9
         self._cost_s = 0.0
-        self._stopped = threading.Event()
         try:
             self._server = ViewerPort(HOST, port, _handler(self), "seer-dashboard")
         except OSError as error:
@@ -76,37 +81,28 @@ class Dashboard:
         """Return an observer that shows a run: of a training the latest ``rollouts``, and of a run without an
         end the latest ``window_s`` seconds.
         """
-        feed = RunFeed(name, rollouts, window_s)
         with self._lock:
-            self._feeds.append(feed)
             self._made_at = -1e9
-        return feed
+        return self._feeds.watch(name, rollouts, window_s)
 
     def figures(self) -> bytes:
         """Return the page's figures as JSON, as old as the cost of making them asks for."""
         with self._lock:
             if time.monotonic() - self._made_at > max(LEAST_AGE_S, self._cost_s / COST_SHARE):
                 began_s = time.thread_time()
-                runs = [run for feed in self._feeds for run in feed.runs()]
-                self._figures = msgspec.json.encode({"runs": runs})
+                self._figures = msgspec.json.encode({"runs": self._feeds.runs()})
                 self._made_at, self._cost_s = time.monotonic(), time.thread_time() - began_s
             return self._figures
 
     def __enter__(self) -> Dashboard:
         self._server.start()
-        threading.Thread(target=self._read, name="seer-dashboard-reader", daemon=True).start()
+        self._feeds.__enter__()
         click.echo(f"dashboard: {self.address}", err=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopped.set()
+        self._feeds.__exit__()
         self._server.close()
-
-    def _read(self) -> None:
-        while not self._stopped.wait(READ_EVERY_S):
-            with self._lock:
-                for feed in self._feeds:
-                    feed.read()
 
 
 def _handler(dashboard: Dashboard) -> type[ViewerHandler]:

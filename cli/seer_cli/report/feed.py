@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
+
+from seer_trace.records import TraceRecord
 
 from seer_cli.report.data import RunData, run_of
 from seer_cli.report.reading import RunReader
 from seer_core.model.events import Command, Event, GroupsSubmitted
 from seer_core.ports.policy import Observer
-from seer_core.scheduling.trace import TraceRecord
 
-__all__ = ["RunFeed"]
+__all__ = ["FeedReader", "RunFeed"]
+
+READ_EVERY_S = 0.5
 
 MOST_REQUESTS = 20_000
 """Requests after which another window begins, however short the last one was."""
@@ -65,3 +69,37 @@ class RunFeed(Observer):
         if self._window_s is not None:
             return "now" if number == latest else "before"
         return f"{self.name} {number}" if self._splits else self.name
+
+
+class FeedReader:
+    """Reads the feeds of runs while these go on, in a thread of its own; a context manager."""
+
+    def __init__(self) -> None:
+        self._feeds: list[RunFeed] = []
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+
+    def watch(self, name: str, rollouts: int = 1, window_s: float | None = None) -> RunFeed:
+        """Return a new feed, for the observers of a run; its arguments are those of ``RunFeed``."""
+        feed = RunFeed(name, rollouts, window_s)
+        with self._lock:
+            self._feeds.append(feed)
+        return feed
+
+    def runs(self) -> list[RunData]:
+        """Return what a page shows of all runs; from any thread."""
+        with self._lock:
+            return [run for feed in self._feeds for run in feed.runs()]
+
+    def __enter__(self) -> FeedReader:
+        threading.Thread(target=self._read, name="seer-feed-reader", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+
+    def _read(self) -> None:
+        while not self._stopped.wait(READ_EVERY_S):
+            with self._lock:
+                for feed in self._feeds:
+                    feed.read()

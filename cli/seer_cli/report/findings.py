@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 import numpy as np
 
-from seer_cli.life_words import counted, lacks
-from seer_cli.report.lanes import SECONDS
+from seer_cli.report.lanes import SECONDS, InstanceLane
 from seer_cli.report.pace import SLOW, StepPace
 from seer_cli.report.reading import RunReader
+from seer_cli.request_wording import counted, lacks
 from seer_core.errors import printable
 
 __all__ = ["Finding", "busy_s", "findings_of", "longest_request"]
@@ -65,6 +65,7 @@ def findings_of(
         *_slow(reader, seconds, paces, everything_s),
         *_lost(reader, seconds, everything_s),
         *_late(reader, total_s, tail_begins_s),
+        *_stayed(reader, paces, total_s),
         *_longest(reader, seconds, paces, total_s),
         *_idle(reader, total_s, tail_begins_s),
         *_overheads(reader, seconds, everything_s),
@@ -140,6 +141,71 @@ def _late(reader: RunReader, total_s: float, tail_begins_s: float) -> Iterator[F
     )
 
 
+def _stayed(reader: RunReader, paces: Mapping[str, StepPace], total_s: float) -> Iterator[Finding]:
+    """Yield the response that ended last, if it stayed on a slow instance while a faster one was idle."""
+    if not reader.kept:
+        return
+    last, start_s = reader.kept[-1], reader.start_s or 0.0
+    fast = [lane for lane in reader.lanes.values() if not _is_slow(paces.get(lane.name))]
+    stayed_s = faster_s = move_s = tokens = 0.0
+    context = last.group.spec.prompt_tokens
+    slow: dict[str, None] = {}
+    idle: dict[str, None] = {}
+    chunks = reader.life(last).chunks
+    for chunk in chunks:
+        pace, written = paces.get(chunk.instance_id), 0 if chunk.result is None else chunk.result.tokens
+        if fast and pace is not None and pace.slowness is not None and _is_slow(pace):
+            idle_s, lane = max(
+                ((_idle_s(each, chunk.begin_s - start_s, chunk.end_s - start_s), each) for each in fast),
+                key=lambda found: found[0],
+            )
+            if idle_s > 0:
+                share = idle_s / (chunk.end_s - chunk.begin_s)
+                if not stayed_s:
+                    move_s = _move_s(lane, reader.lanes[chunk.instance_id], context + written * (1 - share))
+                stayed_s += idle_s
+                faster_s += idle_s / pace.slowness
+                tokens += written * share
+                slow[chunk.instance_id] = idle[lane.name] = None
+        context += written
+    if stayed_s <= faster_s + move_s:
+        return
+    text = (
+        f"{tokens:,.0f} of its tokens took {stayed_s:,.1f} s on {_names(slow)} while {_names(idle)} had"
+        f" nothing to do. There they would have taken {faster_s + move_s:,.1f} s"
+    )
+    text += f", with {move_s:,.1f} s for its context." if move_s >= 0.05 else "."
+    if len(chunks) == 1:
+        text += " It ran whole; in chunks it could have moved."
+    yield Finding(
+        f"Response {printable(last.request_id)} stayed on a slow instance",
+        text,
+        (stayed_s - faster_s - move_s) / total_s,
+        request=last.request_id,
+    )
+
+
+def _is_slow(pace: StepPace | None) -> bool:
+    return pace is not None and (pace.slowness or 0.0) >= SLOW
+
+
+def _names(names: Iterable[str]) -> str:
+    return " and ".join(printable(name) for name in names)
+
+
+def _idle_s(lane: InstanceLane, begin_s: float, end_s: float) -> float:
+    """Return for how long an instance was up and had no chunk between these times."""
+    (up_s,), (busy_s,) = lane.bins.integrals(np.array([begin_s, end_s]))[:2].tolist()
+    return min(max(0.0, float(up_s - busy_s)), end_s - begin_s)
+
+
+def _move_s(lane: InstanceLane, home: InstanceLane, context_tokens: float) -> float:
+    """Return how long an instance needs for a context that is on another, as it measured at its start."""
+    if lane.info is None or home.info is None:
+        return 0.0
+    return context_tokens * lane.info.prefill_s_per_token * lane.info.move_cost_from(home.info)
+
+
 def _longest(
     reader: RunReader,
     seconds: Mapping[str, Mapping[str, float]],
@@ -157,7 +223,7 @@ def _longest(
     saved_s = 0.0
     for chunk in [] if request is None else reader.life(request).chunks:
         pace = paces.get(chunk.instance_id)
-        if pace is not None and (pace.slowness or 0.0) >= SLOW:
+        if pace is not None and _is_slow(pace):
             ran_s = chunk.end_s - chunk.begin_s
             slow_s[chunk.instance_id] = slow_s.get(chunk.instance_id, 0.0) + ran_s
             saved_s += ran_s * (1 - 1 / (pace.slowness or 1.0))
@@ -166,11 +232,9 @@ def _longest(
         " average."
     )
     if slow_s:
-        where = " and ".join(printable(name) for name in slow_s)
         text += (
-            f" Of the {longest_s:,.1f} s, {sum(slow_s.values()):,.1f} s were on {where}, whose steps took"
-            f" longer: at the speed of"
-            f" the others it would have run for {longest_s - saved_s:,.1f} s."
+            f" Of the {longest_s:,.1f} s, {sum(slow_s.values()):,.1f} s were on {_names(slow_s)}, whose steps"
+            f" took longer: at the speed of the others it would have run for {longest_s - saved_s:,.1f} s."
         )
     else:
         text += (

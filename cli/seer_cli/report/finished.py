@@ -7,10 +7,10 @@ from array import array
 import attrs
 import numpy as np
 import numpy.typing as npt
+from seer_trace.chunk_runs import ChunkRun
 
 from seer_cli.report.bins import TimeBins
 from seer_cli.report.lanes import InstanceLane
-from seer_core.model.chunk_runs import ChunkRun
 from seer_core.model.events import ChunkFinished
 
 __all__ = ["DraftCounts", "FinishedChunks"]

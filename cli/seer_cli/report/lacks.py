@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-
-from seer_core.model.chunk_runs import Cause
+from seer_trace.chunk_runs import Cause
 
 __all__ = ["CAUSES", "Lacks"]
 

@@ -8,11 +8,11 @@ import attrs
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from seer_trace.chunk_runs import ChunkRun
 
 from seer_cli.chunk_slots import ChunkSlots
 from seer_cli.report.bins import TimeBins
 from seer_core.model import InstanceInfo
-from seer_core.model.chunk_runs import ChunkRun
 from seer_core.model.events import InstanceReported
 
 __all__ = ["MOST_CHANGES", "SECONDS", "Change", "InstanceLane"]

@@ -10,12 +10,14 @@ from statistics import median
 
 import attrs
 import numpy as np
+from seer_trace.chunk_runs import Cause, ChunkFollower, ChunkRun
+from seer_trace.records import TraceRecord
+from seer_trace.request_life import RequestLife, Wait
 
 from seer_cli.report.bins import TimeBins
 from seer_cli.report.finished import FinishedChunks
 from seer_cli.report.lacks import Lacks
 from seer_cli.report.lanes import MOST_CHANGES, Change, InstanceLane
-from seer_core.model.chunk_runs import Cause, ChunkFollower, ChunkRun
 from seer_core.model.events import (
     AskEnvironment,
     ChunkFinished,
@@ -38,9 +40,7 @@ from seer_core.model.events import (
     RolloutPaused,
     RolloutResumed,
 )
-from seer_core.model.request_life import RequestLife, Wait
 from seer_core.ports.policy import Observer
-from seer_core.scheduling.trace import TraceRecord
 
 __all__ = ["GroupStory", "ReadRequest", "RunReader"]
 

@@ -13,6 +13,7 @@ import seer_openenv.episode
 from seer_divided_rollout import Chunks, KvAware
 from seer_journal import DiskJournal
 from seer_openenv import OpenEnv
+from seer_session.runtime import Runtime
 from seer_testing import EnvironmentContract
 from structlog.testing import capture_logs
 
@@ -22,7 +23,6 @@ from seer_core.model.events import EnvironmentAnswered
 from seer_core.plugins.config import make_config
 from seer_core.plugins.loading import Assembly, Strategies, assemble
 from seer_core.ports.environment import AnsweredTurn, ModelTurn, Trajectory
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import CORE, Policies, Slot
 
 ROOT = Path(__file__).parents[3]

@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 from opentelemetry.util.types import AttributeValue
+from seer_trace.chunk_runs import FIGURES, Cause, ChunkRun
+from seer_trace.request_life import LifeReader, RequestLife, Wait
 
 from seer_core.errors import printable
-from seer_core.model.chunk_runs import FIGURES, Cause, ChunkRun
 from seer_core.model.events import Command, Event
-from seer_core.model.request_life import LifeReader, RequestLife, Wait
 from seer_core.ports.policy import Observer
 from seer_opentelemetry.delivery import SpanDelivery
 

@@ -13,6 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from seer_opentelemetry import RequestSpans, delivery
 from seer_testing import ObserverContract
+from seer_trace.request_life import Cause
 
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
@@ -25,7 +26,6 @@ from seer_core.model.events import (
     InstanceStarted,
     ResumedResponse,
 )
-from seer_core.model.request_life import Cause
 from tests.support.ports import reserved_port
 
 TRACES = "/v1/traces"

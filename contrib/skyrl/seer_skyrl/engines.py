@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from seer_session import Completion, Sampling, Session
 from skyrl.backends.skyrl_train.inference_servers.base import (
     InferenceEngineInput,
     InferenceEngineInterface,
     InferenceEngineOutput,
 )
 
-from seer_core import Completion, Sampling, Session
 from seer_core.errors import ConfigError, EngineError
 from seer_core.model.sampling import CONTROLS
 from seer_skyrl.turns import BatchTurns, group_id_of, iteration_of

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from seer_journal import DiskJournal
+from seer_session import Sampling, Session
 from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.entrypoints.main_base import BasePPOExp
@@ -16,7 +17,6 @@ from skyrl.train.generators.base import GeneratorInput, GeneratorOutput
 from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
 from skyrl.train.trainer import RayPPOTrainer
 
-from seer_core import Sampling, Session
 from seer_core.errors import ConfigError
 from seer_skyrl.engines import SeerEngines, sampling
 

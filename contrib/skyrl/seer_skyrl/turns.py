@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from seer_session.session import SessionRollout
+
 from seer_core import Completion
 from seer_core.errors import ConfigError, SeerError
-from seer_core.runtime.session import SessionRollout
 
 if TYPE_CHECKING:
     from skyrl.train.generators.base import GeneratorInput, TrajectoryID

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
+from seer_session import Sampling, Session
+from seer_session.prompts import make_groups
 from seer_skyrl import SeerEngines, SeerExp, SeerTrainer
 from seer_skyrl.engines import sampling
 from seer_skyrl.training import check
@@ -17,12 +19,10 @@ from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampli
 from skyrl.train.config import SamplingParams
 from skyrl.train.generators.utils import prepare_generator_input
 
-from seer_core import Sampling, Session
 from seer_core.errors import ConfigError, EngineError
 from seer_core.model.sampling import CONTROLS
 from seer_core.plugins.config import RolloutTable
 from seer_core.ports.engine import ModelInfo
-from seer_core.runtime.prompts import make_groups
 
 HOW = {"max_tokens": 4, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": 1}
 

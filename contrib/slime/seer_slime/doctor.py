@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from seer_host.interpreters import check_framework
+
 from seer_core.plugins.hookspecs import Check, hookimpl
-from seer_core.plugins.interpreters import check_framework
 
 
 @hookimpl

@@ -7,8 +7,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from seer_journal import DiskJournal
+from seer_session import Sampling, Session
 
-from seer_core import Sampling, Session
 from seer_core.errors import ConfigError
 
 __all__ = ["Engines", "check"]

@@ -4,12 +4,12 @@ import msgspec
 import pytest
 import slime_task
 from safetensors.torch import save_file
+from seer_session import Session
 from seer_slime import generate_rollout
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
-from seer_core import Session
 from seer_core.errors import ConfigError, EngineError, PromptError
 
 

@@ -6,10 +6,10 @@ from msgspec import Meta, Struct
 
 from seer_core.plugins.config_types import NotNegative, Share
 from seer_core.plugins.hookspecs import Startup, hookimpl
-from seer_divided_rollout.placer import RESERVED_SHARE, KvAware
+from seer_divided_rollout.placer import RESERVED_SHARE, KvAware, Scorer
 from seer_divided_rollout.splitter import AffordableChunks, Chunks
 
-__all__ = ["AffordableChunks", "Chunks", "KvAware", "Settings"]
+__all__ = ["AffordableChunks", "Chunks", "KvAware", "Scorer", "Settings"]
 
 TIER = "supported"
 

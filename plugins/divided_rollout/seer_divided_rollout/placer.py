@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from math import ceil
+from math import ceil, log2
 
 import attrs
 
 from seer_core.model import InstanceStatus, Request
 from seer_core.ports.policy import Placement, Placer
 
-__all__ = ["KvAware"]
+__all__ = ["KvAware", "Scorer"]
+
+Scorer = Callable[[Request, InstanceStatus], float]
+"""A reason for an instance, or against it: as if so many more KV tokens were free there for this request."""
 
 Key = tuple[int, int, int, "RankedInstance"]
 """Minus the free KV, the last choice, the number, and the instance itself; the emptiest has the least."""
@@ -39,15 +42,22 @@ standard deviation of a uniform distribution is 1 / sqrt(12)).  A margin of thre
 """
 
 
+PAYS = 2.0
+"""A move to a faster instance has to save so many times as much time as it costs, for both are estimates."""
+
+
 @attrs.define(eq=False)
 class RankedInstance:
-    """An instance, the heap of its domain, and the key under which it is there.
+    """An instance, the heap of those of its domain and its speed, and the key under which it is there.
 
-    ``key`` is None while no slot is free.  ``chosen`` numbers the last choice of it.
+    ``key`` is None while no slot is free.  ``chosen`` numbers the last choice of it.  ``halvings``: by how
+    many powers of two it is slower than others.
     """
 
     instance: InstanceStatus
     heap: list[Key]
+    slowness: float = 1.0
+    halvings: int = 0
     key: Key | None = None
     chosen: int = 0
 
@@ -73,27 +83,44 @@ class KvAware(Placer):
     apart and they are no more than ``stay_kv_fraction`` apart; a further copy of a prompt is made only where
     ``COPIES`` of it stay free.  Otherwise it waits, for its siblings give way.
 
-    For each domain a heap of keys is kept up to date lazily, so a decision costs O(log n) over n instances of
-    a domain.
+    Half the speed (``InstanceStatus.slowness``, to the nearest power of two) counts as much as all KV in use:
+    a slower instance gets a request only where no faster one lets it in, and the request leaves when one
+    does, if what it has still to write there saves ``PAYS`` times as much time as its KV costs.
+
+    ``scorers`` are further reasons, which choose among the instances that let a request in.
+
+    For each domain and speed a heap of keys is kept up to date lazily, so a decision costs O(log n) over n
+    instances; with scorers it costs O(n log n).
     """
 
     def __init__(
-        self, stay_kv_fraction: float, growth_headroom: float = 0.0, reserved_share: float = RESERVED_SHARE
+        self,
+        stay_kv_fraction: float,
+        growth_headroom: float = 0.0,
+        reserved_share: float = RESERVED_SHARE,
+        scorers: Sequence[Scorer] = (),
     ) -> None:
         self.stay_kv_fraction = stay_kv_fraction
         self.growth_headroom = growth_headroom
         self.reserved_share = reserved_share
+        self.scorers = tuple(scorers)
         self._instances: dict[int, RankedInstance] = {}
         self._by_id: dict[str | None, InstanceStatus] = {}
         self._choices = 0
         self._with_slots = 0
-        self._heaps: dict[tuple[str, str], list[Key]] = {}
+        self._heaps: dict[tuple[tuple[str, str], int], list[Key]] = {}
         self._heap: list[Key] | None = None
-        """The only one, where there is one."""
+        """The only one, where there is one and no scorer."""
+        self._uneven = False
+        """Whether some instances are slower than others."""
+        self._weighs_more = bool(self.scorers)
+        """Whether more than KV decides, as it does where instances are uneven, and with scorers."""
 
     def instance_changed(self, instance: InstanceStatus) -> None:
         """Take in an instance's new load; one without a free slot is out of the running."""
         ranked = self._instances.get(instance.seq) or self._admit(instance)
+        if ranked.slowness != instance.slowness:
+            self._change_speed(ranked)
         info, before = instance.info, ranked.key
         if instance.running >= info.max_running:
             if before is not None:
@@ -117,12 +144,8 @@ class KvAware(Placer):
         ranked = self._instances.pop(instance.seq, None)
         if ranked is None:
             return
-        self._with_slots -= ranked.key is not None
-        ranked.key = None
         self._by_id.pop(instance.id, None)
-        if all(each.heap is not ranked.heap for each in self._instances.values()):
-            self._heaps.pop(instance.info.kv_domain, None)
-            self._note_heap()
+        self._leave_heap(ranked)
 
     def has_room(self) -> bool:
         """Return whether any instance has a free slot: without one, home is full and no other is found."""
@@ -134,8 +157,8 @@ class KvAware(Placer):
         """Return the instance for this chunk, or None while it fits nowhere.
 
         The reason is ``home`` for the request's own instance.  Otherwise it goes to the emptiest one, or to
-        one where siblings run, for the request is ``new`` or its own is ``lost``, is ``full``, or has so much
-        less free that they are too far ``apart``.  With one instance the reason is ``only``.
+        one where siblings run, for the request is ``new`` or its own is ``lost``, ``full``, or ``slow``, or
+        has so much less free that they are too far ``apart``.  With one instance the reason is ``only``.
         """
         home = self._by_id.get(request.instance)
         emptiest = self._emptiest(home, request, chunk_tokens)
@@ -177,6 +200,8 @@ class KvAware(Placer):
                 continue
             room = self._room(instance, request)
             if best is not None and room <= most:
+                continue
+            if self._uneven and self._halvings(instance) > self._halvings(emptiest):
                 continue
             if home is not None and instance.info.kv_domain not in (
                 home.info.kv_domain,
@@ -224,7 +249,32 @@ class KvAware(Placer):
         ):
             return "full"
         apart = self._room(best, request) - self._room(home, request)
-        return HOME if apart <= 0 or apart <= self._near(best, home) else "apart"
+        if apart <= 0 and not self._weighs_more:
+            return HOME
+        gain = apart - self._near(best, home)
+        if self.scorers:
+            gain += sum(score(request, best) - score(request, home) for score in self.scorers)
+        if self._uneven:
+            faster = self._slow_tokens(home) - self._slow_tokens(best)
+            if gain <= 0 < gain + faster:
+                return "slow" if self._pays(home, best, request, chunk_tokens) else HOME
+            gain += faster
+        return "apart" if gain > 0 else HOME
+
+    def _pays(self, home: InstanceStatus, best: InstanceStatus, request: Request, chunk_tokens: int) -> bool:
+        """Return whether the rest of a request saves more time on a faster instance than its move costs."""
+        group, info = request.group, best.info
+        left = max(group.estimate_tokens - request.generated_tokens, chunk_tokens)
+        saved_s = left * home.token_s * (1 - best.slowness / home.slowness)
+        move_s = info.move_cost_from(home.info) * info.prefill_s_per_token * request.context_tokens
+        return saved_s > PAYS * move_s
+
+    def _slow_tokens(self, instance: InstanceStatus) -> int:
+        """KV tokens by which less counts as free there, as its steps take longer."""
+        return self._halvings(instance) * instance.info.kv_capacity_tokens if self._uneven else 0
+
+    def _halvings(self, instance: InstanceStatus) -> int:
+        return self._instances[instance.seq].halvings
 
     def _near(self, instance: InstanceStatus, home: InstanceStatus) -> float:
         """KV tokens by which there must be more free than at home for a move to pay."""
@@ -234,18 +284,25 @@ class KvAware(Placer):
     def _emptiest(
         self, home: InstanceStatus | None, request: Request, chunk_tokens: int
     ) -> InstanceStatus | None:
-        """Return the instance with the most free KV, after what a move costs where domains differ in that."""
+        """Return the instance with the most free KV, after what counts as less where instances differ."""
         if self._heap is not None:
             key = self._top(self._heap)
             return None if key is None else key[3].instance
-        keys = [key for heap in self._heaps.values() if (key := self._top(heap)) is not None]
+        if self.scorers:
+            keys = [ranked.key for ranked in self._instances.values() if ranked.key is not None]
+        else:
+            keys = [key for heap in self._heaps.values() if (key := self._top(heap)) is not None]
         found = [ranked.instance for _, _, _, ranked in sorted(keys)]
-        if home is None or len(found) < 2:
+        if len(found) < 2 or (home is None and not self._weighs_more):
             return found[0] if found else None
-        return min(
-            [each for each in found if self._admits(each, home, request, chunk_tokens)] or found[:1],
-            key=lambda each: self._near(each, home) - each.free_kv_tokens,
-        )
+
+        def worth(instance: InstanceStatus) -> float:
+            near = 0.0 if home is None else self._near(instance, home)
+            scores = sum(score(request, instance) for score in self.scorers)
+            return instance.free_kv_tokens - near - self._slow_tokens(instance) + scores
+
+        admitting = [each for each in found if self._admits(each, home, request, chunk_tokens)]
+        return max(admitting or found[:1], key=worth)
 
     @staticmethod
     def _top(heap: list[Key]) -> Key | None:
@@ -259,10 +316,32 @@ class KvAware(Placer):
 
     def _admit(self, instance: InstanceStatus) -> RankedInstance:
         self._by_id[instance.id] = instance
-        heap = self._heaps.setdefault(instance.info.kv_domain, [])
-        self._note_heap()
-        ranked = self._instances[instance.seq] = RankedInstance(instance, heap)
+        ranked = self._instances[instance.seq] = RankedInstance(instance, [])
+        self._join_heap(ranked)
         return ranked
 
-    def _note_heap(self) -> None:
-        self._heap = next(iter(self._heaps.values())) if len(self._heaps) == 1 else None
+    def _change_speed(self, ranked: RankedInstance) -> None:
+        ranked.slowness = slowness = ranked.instance.slowness
+        halvings = round(log2(slowness))
+        if halvings != ranked.halvings:
+            ranked.halvings = halvings
+            self._leave_heap(ranked)
+            self._join_heap(ranked)
+
+    def _join_heap(self, ranked: RankedInstance) -> None:
+        """Put an instance into the heap of its domain and its speed, where its key comes next."""
+        ranked.heap = self._heaps.setdefault((ranked.instance.info.kv_domain, ranked.halvings), [])
+        self._note_heaps()
+
+    def _leave_heap(self, ranked: RankedInstance) -> None:
+        self._with_slots -= ranked.key is not None
+        ranked.key = None
+        used = {id(each.heap) for each in self._instances.values() if each is not ranked}
+        self._heaps = {which: heap for which, heap in self._heaps.items() if id(heap) in used}
+        self._note_heaps()
+
+    def _note_heaps(self) -> None:
+        only = len(self._heaps) == 1 and not self.scorers
+        self._heap = next(iter(self._heaps.values())) if only else None
+        self._uneven = len({halvings for _, halvings in self._heaps}) > 1
+        self._weighs_more = self._uneven or bool(self.scorers)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from math import log2
 from types import SimpleNamespace
 
 import hypothesis.strategies as st
@@ -27,6 +28,7 @@ class Reference:
         self.choices = 0
 
     def place(self, request, chunk_tokens, instances):
+        self.uneven = len({self.halvings(instance) for instance in instances}) > 1
         free = [instance for instance in instances if instance.free_slots > 0]
         if not free:
             return None
@@ -36,7 +38,7 @@ class Reference:
         if (
             home in free
             and self.fits(home, request, chunk_tokens)
-            and self.room(best, request) - self.room(home, request) <= self.near(best, home)
+            and self.stays(request, chunk_tokens, home, best)
         ):
             best = home
         elif not self.admits(best, home, request, chunk_tokens):
@@ -49,16 +51,42 @@ class Reference:
         ranked = sorted(
             free, key=lambda status: (-status.free_kv_tokens, self.chosen.get(status, 0), status.seq)
         )
-        first = {status.info.kv_domain: status for status in reversed(ranked)}
-        of_each_domain = [status for status in ranked if status in first.values()]
-        if home is None or len(first) == 1:
+        first = {(status.info.kv_domain, self.halvings(status)): status for status in reversed(ranked)}
+        of_each = [status for status in ranked if status in first.values()]
+        if len(first) == 1 or (home is None and not self.uneven):
             return ranked[0]
-        admitting = [each for each in of_each_domain if self.admits(each, home, request, chunk_tokens)]
-        return max(admitting or ranked[:1], key=lambda each: each.free_kv_tokens - self.near(each, home))
+        admitting = [each for each in of_each if self.admits(each, home, request, chunk_tokens)]
+        return max(
+            admitting or ranked[:1],
+            key=lambda each: each.free_kv_tokens - self.near(each, home) - self.slow_tokens(each),
+        )
+
+    def stays(self, request, chunk_tokens, home, best):
+        apart = self.room(best, request) - self.room(home, request)
+        if apart > self.near(best, home):
+            return apart - self.near(best, home) <= self.slow_tokens(best) - self.slow_tokens(home)
+        if apart - self.near(best, home) <= self.slow_tokens(best) - self.slow_tokens(home):
+            return True
+        left = max(request.group.estimate_tokens - request.generated_tokens, chunk_tokens)
+        saved_s = left * home.token_s * (1 - best.slowness / home.slowness)
+        share = self.move_cost(best, home)
+        return saved_s <= 2 * share * best.info.prefill_s_per_token * request.context_tokens
+
+    def slow_tokens(self, status):
+        return self.halvings(status) * status.info.kv_capacity_tokens if self.uneven else 0
+
+    @staticmethod
+    def halvings(status):
+        return round(log2(status.slowness))
 
     def near(self, status, home):
-        move_cost = status.info.move_cost if status.info.kv_domain == home.info.kv_domain else 1.0
-        return self.stay_kv_fraction * move_cost * home.info.kv_capacity_tokens
+        if home is None:
+            return 0
+        return self.stay_kv_fraction * self.move_cost(status, home) * home.info.kv_capacity_tokens
+
+    @staticmethod
+    def move_cost(status, home):
+        return status.info.move_cost if status.info.kv_domain == home.info.kv_domain else 1.0
 
     def joined(self, request, chunk_tokens, free, emptiest, home):
         group = request.group
@@ -70,6 +98,7 @@ class Reference:
             for status in free
             if status.id in group.in_flight
             and status is not home
+            and self.halvings(status) <= self.halvings(emptiest)
             and (home is None or status.info.kv_domain in (home.info.kv_domain, emptiest.info.kv_domain))
             and self.admits(status, home, request, chunk_tokens)
         ]
@@ -139,6 +168,10 @@ class Pool:
     def load(self, instance, running, kv):
         instance.running += running
         instance.reserved_kv_tokens += kv
+        self.placer.instance_changed(instance)
+
+    def slow(self, instance, slowness, token_s=1.0):
+        instance.slowness, instance.token_s = slowness, token_s
         self.placer.instance_changed(instance)
 
     def group(self, prompt=10, size=1):
@@ -271,9 +304,10 @@ def test_an_instance_that_comes_back_under_its_name_is_a_new_one(pool):
     fetch_s=st.sampled_from([None, 0.0, 0.5]),
     block=st.sampled_from([1, 16]),
     shares=st.booleans(),
+    slow=st.booleans(),
     data=st.data(),
 )
-def test_choices_equal_those_of_a_look_at_every_instance(stay, headroom, fetch_s, block, shares, data):
+def test_choices_equal_those_of_a_look_at_every_instance(stay, headroom, fetch_s, block, shares, slow, data):
     pool, reference = Pool(KvAware(stay, headroom), fetch_s, shares), Reference(stay, headroom)
     groups = [pool.group(data.draw(st.integers(1, 40)), size) for size in (1, 2, 6)]
     homes = st.sampled_from([None, "a", "b", "c", "d"])
@@ -281,12 +315,17 @@ def test_choices_equal_those_of_a_look_at_every_instance(stay, headroom, fetch_s
         steps = ["place", "place", "place"]
         free = sorted(set("abcd") - {instance.id for instance in pool.instances})
         steps += ["start"] * bool(free) + ["lose"] * bool(pool.instances) + ["end"] * 2 * bool(pool.chunks)
+        steps += ["slow"] * bool(slow and pool.instances)
         step = data.draw(st.sampled_from(steps))
         if step == "start":
             kv, slots = data.draw(st.sampled_from([32, 64, 256])), data.draw(st.integers(1, 4))
             pool.start(free[0], kv, block, slots, data.draw(st.sampled_from(["", "", "other"])))
         elif step == "lose":
             pool.lose(data.draw(st.sampled_from(pool.instances)))
+        elif step == "slow":
+            instance = data.draw(st.sampled_from(pool.instances))
+            slowness = data.draw(st.sampled_from([0.5, 1.0, 1.3, 2.0, 10.0]))
+            pool.slow(instance, slowness, data.draw(st.sampled_from([0.01, 1.0])))
         elif step == "end":
             pool.end(data.draw(st.sampled_from(pool.chunks)))
         else:
@@ -363,6 +402,78 @@ def test_a_move_to_another_node_costs_a_prefill_where_the_pool_does_not_span_nod
         pool.load(b, 0, 24)
         pool.load(a, 0, 24)
         assert pool.place(pool.request(home="a")) is c
+
+
+def test_a_request_leaves_a_slow_home_for_a_faster_instance_with_as_much_in_use(pool):
+    a, b = pool.start("a"), pool.start("b")
+    pool.load(b, 1, 64)
+    pool.slow(a, 2.0)
+    assert pool.place(pool.request(home="a")) is b
+    assert pool.why == "slow"
+    pool.end(pool.chunks[-1])
+    pool.load(b, 0, 256 - b.reserved_kv_tokens)
+    assert pool.place(pool.request(home="a")) is a, "the faster one is full"
+
+
+def test_a_request_stays_where_less_than_twice_as_much_is_saved_as_its_move_costs(pool):
+    a, b = pool.start("a"), pool.start("b")
+    pool.load(a, 1, 0)
+    group = pool.group(prompt=100)
+    group.finished, group.longest_finished_tokens = 1, 30  # a second for each token of context, and for 30
+    for token_s, instance, why in ((13.0, a, "home"), (14.0, b, "slow")):
+        pool.slow(a, 2.0, token_s)
+        assert pool.place(pool.request(home="a", group=group)) is instance
+        assert pool.why == why
+        pool.end(pool.chunks[-1])
+
+
+def test_a_new_request_goes_to_a_slow_instance_only_where_no_faster_one_lets_it_in(pool):
+    a, b = pool.start("a"), pool.start("b")
+    pool.slow(a, 10.0)
+    pool.load(b, 1, 200)
+    assert pool.place(pool.request()) is b
+    pool.load(b, 0, 256 - b.reserved_kv_tokens)
+    assert pool.place(pool.request()) is a
+
+
+def test_no_request_leaves_a_fast_home_for_a_slow_instance_however_empty(pool):
+    a, b = pool.start("a"), pool.start("b")
+    pool.slow(b, 2.0)
+    pool.load(a, 1, 256 - 10 - CHUNK)
+    assert pool.place(pool.request(home="a")) is a
+
+
+@pytest.mark.parametrize("slowness", [0.75, 1.0, 1.4])
+def test_small_differences_of_speed_change_no_choice(pool, slowness):
+    a, b = pool.start("a"), pool.start("b")
+    pool.slow(a, slowness)
+    pool.load(b, 1, 1)
+    assert pool.place(pool.request()) is a
+    assert pool.place(pool.request(home="b")) is b
+
+
+def test_an_instance_that_is_no_longer_slow_is_like_the_others(pool):
+    a, b = pool.start("a"), pool.start("b")
+    pool.load(b, 1, 40)
+    pool.slow(a, 4.0)
+    assert pool.place(pool.request()) is b
+    pool.slow(a, 1.0)
+    assert pool.place(pool.request()) is a
+
+
+def test_a_scorer_adds_a_reason_to_the_choice():
+    def prefers_b(request, instance):
+        return 100.0 if instance.id == "b" else 0.0
+
+    pool = Pool(KvAware(0.25, scorers=[prefers_b]))
+    a, b, c = pool.start("a"), pool.start("b"), pool.start("c")
+    pool.load(b, 1, 90)
+    assert pool.place(pool.request()) is b
+    assert pool.place(pool.request()) is a
+    pool.load(b, 0, -b.reserved_kv_tokens)
+    assert pool.place(pool.request(home="c")) is b
+    assert pool.why == "apart"
+    assert c.running == 0
 
 
 def test_every_choice_says_why(pool):
@@ -470,7 +581,7 @@ def test_the_heap_stays_bounded(pool):
     for _ in range(5000):
         if pool.place(pool.request(home=rng.choice("abcdefgh"))) is None or rng.random() < 0.4:
             pool.end(rng.choice(pool.chunks))
-        assert len(pool.placer._heaps["", ""]) <= 64 + 4 * len(pool.instances)
+        assert len(pool.placer._heaps[("", ""), 0]) <= 64 + 4 * len(pool.instances)
 
 
 def test_nothing_is_kept_of_lost_instances(pool):

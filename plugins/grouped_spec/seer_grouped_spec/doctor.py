@@ -7,7 +7,8 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from seer_core.installation import how_to_install
+from seer_host.installation import how_to_install
+
 from seer_core.plugins.hookspecs import Check
 
 __all__ = ["compiled_index", "source_digest"]

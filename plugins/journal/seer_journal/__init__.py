@@ -1,7 +1,7 @@
 """The journal of a rollout: another process goes on with it, token for token.
 
 Tokens depend on a request's seed and their position alone, so a rollout that is begun anew gives the same
-ones; a journal saves the time.  Give one to ``Runtime.rollout``, ``Session.open`` and their like::
+ones; a journal saves the time.  Give one to ``Runtime.rollout``, ``Session.open`` and their like:
 
     with DiskJournal("out/journal") as journal, Session(config) as session:
         result = session.rollout(prompts, iteration=7, journal=journal)
@@ -17,9 +17,9 @@ from typing import Literal
 
 import msgspec
 import structlog
+from seer_host.line_files import claim
 
 from seer_core.errors import InputError, OutputError, quote
-from seer_core.line_files import claim
 from seer_core.model import ChunkRecord, PromptGroup, TurnRecord
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.ports.journal import WrittenResponse

@@ -11,8 +11,8 @@ from collections import deque
 from pathlib import Path
 
 import structlog
+from seer_host.line_files import NO_SYNC
 
-from seer_core.line_files import NO_SYNC
 from seer_journal.records import Opened, Record, encode
 
 __all__ = ["SUFFIX", "RecordWriter"]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
 from prometheus_client.registry import Collector
+from seer_host.viewer_port import ViewerHandler, ViewerPort
 
 from seer_core.errors import ConfigError
-from seer_core.viewer_port import ViewerHandler, ViewerPort
 from seer_prometheus.metrics import Metrics
 
 if TYPE_CHECKING:

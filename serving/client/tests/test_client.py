@@ -10,9 +10,9 @@ from contextlib import aclosing, contextmanager
 import httpx
 import pytest
 from seer_client import AsyncClient, Client, ClientError, Completion
+from seer_session.runtime import Runtime
 
 from seer_core.errors import EngineError
-from seer_core.runtime.runtime import Runtime
 from tests.support.eventually import PATIENCE_S, eventually
 from tests.support.ports import reserved_port
 

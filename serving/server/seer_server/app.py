@@ -16,6 +16,7 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from seer_cli.controls import RunControls
 from seer_prometheus.metrics import Metrics
+from seer_session.runtime import Runtime
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -27,13 +28,12 @@ from seer_core.model import Completion, StructuredOutputs
 from seer_core.ports.engine import Tokenizer
 from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
-from seer_core.runtime.runtime import Runtime
 from seer_server.answers import Answer, Part, usage
 from seer_server.batches import Batches
 from seer_server.broker import RolloutBroker, Subscription
 from seer_server.choices import ChoiceReader, ParsedChoices, PlainChoices
 from seer_server.control import Control
-from seer_server.forms import Forms, after_reasoning
+from seer_server.forms import Forms, after_reasoning, refusal_of
 from seer_server.http import (
     REFUSALS,
     Door,
@@ -300,6 +300,8 @@ class _Service:
         """Wait for all responses, or for the client to disconnect."""
         try:
             completions = await unless_disconnected(request, _collect(subscription))
+        except FieldError:
+            raise
         except SeerError as error:
             raise Refused(503, str(error)) from error
         group_of = {group.id: group for group in subscription.groups}
@@ -349,6 +351,9 @@ class _Service:
                 answer.skip(places[name], new[:had])
                 new, scores, tops = new[had:], scores[had:], tops and tops[had:]
             if isinstance(update, Completion):
+                if (refused := refusal_of([update])) is not None:
+                    yield _event(error_body(str(refused), "invalid_request_error", 400, refused.field))
+                    return
                 reading, reason = choices.pop(name).rest(new, update), update.finish_reason
             elif new:
                 reading, reason = choices[name].add(new), None
@@ -420,9 +425,11 @@ async def _collect(subscription: Subscription) -> list[Completion]:
             raise update
         if isinstance(update, Completion):
             found[places[update.request_id]] = update
-    if all(each.finish_reason == "error" for each in found.values()):
-        raise EngineError("every response ended in an error; look into the server's log")
-    return [found[number] for number in sorted(found)]
+    completions = [found[number] for number in sorted(found)]
+    if all(each.finish_reason == "error" for each in completions):
+        reason = next((each.error for each in completions if each.error), "look into the server's log")
+        raise refusal_of(completions) or EngineError(f"every response ended in an error: {reason}")
+    return completions
 
 
 def _places(subscription: Subscription) -> dict[str, int]:

@@ -12,15 +12,15 @@ from typing import Any
 import attrs
 import msgspec
 import structlog
+from seer_session.long_texts import LONG_TEXT, characters_of
+from seer_session.runtime import Runtime
 
 from seer_core.errors import EngineError, PromptError, SeerError, WeightVersionError
 from seer_core.model import Completion, PromptGroup
 from seer_core.model.events import ChunkFinished, Command, Event, InstanceLost
 from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
-from seer_core.runtime.long_texts import LONG_TEXT, characters_of
 from seer_core.runtime.rollout import Rollout
-from seer_core.runtime.runtime import Runtime
 from seer_server.trajectories import IDLE_S, AgentTurn, Trajectories
 from seer_server.updates import UpdateQueue
 

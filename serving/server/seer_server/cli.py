@@ -16,13 +16,13 @@ from seer_cli.common import config_options, main_options
 from seer_cli.controls import watched
 from seer_cli.output import InputPath
 from seer_cli.report.options import DASHBOARD_OPTION
+from seer_host.viewer_port import allow_files
 from seer_journal import DiskJournal
+from seer_session.runtime import Runtime
 
 from seer_core.errors import ConfigError
 from seer_core.plugins.config import Config
 from seer_core.ports.policy import Observer
-from seer_core.runtime.runtime import Runtime
-from seer_core.viewer_port import allow_files
 from seer_server.app import make_app
 from seer_server.http import is_loopback
 from seer_server.parsing import ParserNames
@@ -162,7 +162,7 @@ def serve_command(
             parsers=ParserNames(tool_call_parser, reasoning_parser),
             trajectory_idle_s=trajectory_idle_s,
         )
-        settings = uvicorn.Config(app, access_log=False, lifespan="on")
+        settings = uvicorn.Config(app, access_log=False, lifespan="on", ws="none")
         place = f"[{host}]" if ":" in host else host
         server = OrderlyServer(
             settings,

@@ -13,13 +13,13 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 from seer_cli.controls import RunCommand, carry_out
+from seer_host.shared_weights import TensorSlice
+from seer_session.runtime import Runtime
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from seer_core.errors import QUOTED, EngineError, OutputError, PromptError, SeerError, printable
 from seer_core.ports.weights import WeightSpec, directory
-from seer_core.runtime.runtime import Runtime
-from seer_core.weights.shared import TensorSlice
 from seer_server.broker import BusyUpdatingError, RolloutBroker
 from seer_server.http import Refused, pieces, read_body, read_json, unless_disconnected
 from seer_server.neutral import FieldError
@@ -45,7 +45,7 @@ class SharedWeightsRequest(Struct, frozen=True, forbid_unknown_fields=True):
     tensors: list[TensorSlice]
     """The place of each tensor: name, type, shape, first byte, and the byte after the last."""
     digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    """The digest of the tensors, as ``seer_core.weights.shared.digest_of`` computes it."""
+    """The digest of the tensors, as ``seer_host.shared_weights.digest_of`` computes it."""
 
 
 class UpdateRequest(Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
+from seer_host.threads import in_thread
 
-from seer_core.error_origin import one_line
-from seer_core.model import StructuredOutputs
-from seer_core.threads import in_thread
+from seer_core.model import Completion, StructuredOutputs
+from seer_core.model.forms import compile_form
 from seer_server.neutral import FieldError
 
-__all__ = ["FIELD", "Forms", "after_reasoning"]
+__all__ = ["FIELD", "Forms", "after_reasoning", "refusal_of"]
 
 READ_S = 10.0
 """So long a form may take to be read."""
@@ -96,29 +96,20 @@ def _flaw(form: StructuredOutputs) -> str | None:
         import xgrammar
     except ImportError:
         return None
+    info: Any = xgrammar.TokenizerInfo([b"a", b""], stop_token_ids=[1])
     try:
-        info: Any = xgrammar.TokenizerInfo([b"a", b""], stop_token_ids=[1])
-        compiler: Any = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-        if form.json is not None:
-            text = form.json if isinstance(form.json, str) else msgspec.json.encode(form.json).decode()
-            compiler.compile_json_schema(text, any_whitespace=True)
-        elif form.regex is not None:
-            compiler.compile_regex(form.regex)
-        elif form.choice is not None:
-            compiler.compile_grammar("root ::= " + " | ".join(map(_literal, form.choice)))
-        elif form.grammar is not None:
-            compiler.compile_grammar(form.grammar)
-        elif form.structural_tag is not None:
-            compiler.compile_structural_tag(form.structural_tag)
-    except Exception as error:  # the library's errors are RuntimeErrors of several kinds
-        return f"structured_outputs is no grammar: {one_line(error)}; correct it"
+        compile_form(form, xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False))
+    except ValueError as error:
+        return str(error)
     return None
 
 
-def _literal(text: str) -> str:
-    """Return a string of xgrammar's EBNF, as engines write it."""
-    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    return '"' + "".join(escapes.get(letter, letter) for letter in text) + '"'
+def refusal_of(completions: Sequence[Completion]) -> FieldError | None:
+    """Return the error for a form that engines refuse: one that takes long for their vocabulary."""
+    for each in completions:
+        if each.error is not None and each.error.startswith(f"{FIELD} "):
+            return FieldError(each.error, FIELD)
+    return None
 
 
 def after_reasoning(form: StructuredOutputs, end: str | None) -> StructuredOutputs:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -36,6 +38,7 @@ class OrderlyServer(uvicorn.Server):
         """
         config.timeout_graceful_shutdown = math.ceil(drain_s + HANG_UP_S)
         super().__init__(config)
+        logging.getLogger("uvicorn.error").addFilter(_is_of_the_server)
         self._drain_s = drain_s
         self._when_started = started
         self._most_connections = max(1, files - SPARE_FILES)
@@ -94,3 +97,8 @@ class OrderlyServer(uvicorn.Server):
 def _is_idle(connection: object) -> bool:
     cycle = getattr(connection, "cycle", None)
     return cycle is None or cycle.response_complete
+
+
+def _is_of_the_server(record: logging.LogRecord) -> bool:
+    """Return whether a line of uvicorn's is no complaint about the bytes of a client, who may send many."""
+    return record.levelno != logging.WARNING or "protocols" not in Path(record.pathname).parts

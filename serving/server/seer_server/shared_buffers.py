@@ -11,10 +11,7 @@ from collections.abc import AsyncIterator
 
 import attrs
 import msgspec
-
-from seer_core.errors import OutputError, PromptError, printable
-from seer_core.ports.weights import WeightSpec
-from seer_core.weights.shared import (
+from seer_host.shared_weights import (
     SEALS,
     TensorSlice,
     buffer_source,
@@ -23,6 +20,9 @@ from seer_core.weights.shared import (
     seal,
     write_at,
 )
+
+from seer_core.errors import OutputError, PromptError, printable
+from seer_core.ports.weights import WeightSpec
 
 __all__ = ["SharedBuffer", "open_buffer", "receive_buffer"]
 

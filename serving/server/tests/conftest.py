@@ -13,11 +13,11 @@ import openai
 import pytest
 import uvicorn
 from seer_server import make_app
+from seer_session.runtime import Runtime
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from seer_core.plugins.config import make_config
 from seer_core.plugins.loading import Assembly, Strategies
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Policies, Slot
 
 ROOT = Path(__file__).parents[3]

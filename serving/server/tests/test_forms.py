@@ -5,10 +5,10 @@ import json
 import httpx
 import pytest
 from seer_server import make_app
+from seer_session.runtime import Runtime
 
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.engine import ModelInfo
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.support.eventually import PATIENCE_S
 
@@ -45,23 +45,43 @@ WRONG = {
 SCHEMAS = [name for name, form in WRONG.items() if isinstance(form.get("json"), dict)]
 
 
-@pytest.fixture(scope="module")
-def served(served_class, playing):
-    """A server over an engine that has forms, and refuses none."""
+LATE = "structured_outputs takes more than 10 s to compile; simplify it"
 
-    class Done(playing.Hand):
+
+@pytest.fixture(scope="module")
+def serve_forms(served_class, playing):
+    """Return a function that serves an engine that has forms, and fails each chunk for a reason, if any."""
+
+    class Ending(playing.Hand):
+        reason = None
+
         def submit(self, job):
             super().submit(job)
-            self.finish()
+            if self.reason is None:
+                self.finish()
+            else:
+                self.jobs.pop(job.id)
+                self.sink.chunk_failed(self.id, job.id, self.reason)
 
-    def make_runtime(observers):
-        slots = tuple(Slot("observer", "server", each) for each in observers)
-        model = ModelInfo(300, 1000, controls=("structured_outputs",))
-        return Runtime(
-            Assembly(playing.Hands([Done()], model=model), Strategies(Policies(), slots, None), None)
-        )
+    def serve(reason=None):
+        def make_runtime(observers):
+            slots = tuple(Slot("observer", "server", each) for each in observers)
+            model = ModelInfo(300, 1000, controls=("structured_outputs",))
+            engine = Ending()
+            engine.reason = reason
+            return Runtime(
+                Assembly(playing.Hands([engine], model=model), Strategies(Policies(), slots, None), None)
+            )
 
-    with served_class(make_app(make_runtime)) as running:
+        return served_class(make_app(make_runtime))
+
+    return serve
+
+
+@pytest.fixture(scope="module")
+def served(serve_forms):
+    """A server over an engine that has forms, and refuses none."""
+    with serve_forms() as running:
         yield running
 
 
@@ -128,3 +148,22 @@ def test_a_form_is_taken(served, form):
     path, body = ROUTES["completions"](form)
     answer = httpx.post(f"{served.url}{path}", json={**body, "max_tokens": 4}, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
+
+
+def test_a_form_that_engines_refuse_is_a_400_with_their_reason_also_in_a_stream(serve_forms):
+    path, body = ROUTES["completions"]({"regex": "a+"})
+    with serve_forms(LATE) as served:
+        error = expect_refused(served, path, body)
+        stream = httpx.post(f"{served.url}{path}", json={**body, "stream": True}, timeout=PATIENCE_S)
+    assert (error["message"], error["param"]) == (LATE, "structured_outputs")
+    assert stream.status_code == 200
+    [event] = stream.text.split("\n\n")[:-1]
+    assert json.loads(event.removeprefix("data: "))["error"] == error
+
+
+def test_another_failure_of_the_engines_is_a_503_with_its_reason(serve_forms):
+    path, body = ROUTES["completions"]({"regex": "a+"})
+    with serve_forms("out of luck") as served:
+        answer = httpx.post(f"{served.url}{path}", json=body, timeout=PATIENCE_S)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["message"] == "every response ended in an error: out of luck"

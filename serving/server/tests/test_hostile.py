@@ -11,9 +11,9 @@ import httpx
 import pytest
 from seer_server import http, make_app
 from seer_server.protocol import CompletionRequest, records
+from seer_session.runtime import Runtime
 
 from seer_core.errors import PromptError
-from seer_core.runtime.runtime import Runtime
 from tests.support.eventually import eventually
 
 PATIENCE_S = 60
@@ -248,7 +248,7 @@ def test_what_goes_wrong_within_is_a_500_in_the_same_words(serve_sim, monkeypatc
         raise ZeroDivisionError
 
     with serve_sim() as served:
-        monkeypatch.setattr("seer_core.runtime.runtime.Runtime.groups", fail)
+        monkeypatch.setattr("seer_session.runtime.Runtime.groups", fail)
         expect_refused(ask(served, COMPLETIONS, {"prompt": "a"}), 500)
         monkeypatch.undo()
         assert ask(served, COMPLETIONS, {"prompt": "a", "max_tokens": 2}).status_code == 200

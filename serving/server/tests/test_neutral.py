@@ -11,9 +11,8 @@ from seer_server.neutral import IGNORED, IN_CHATS, IN_COMPLETIONS, NEUTRAL
 from seer_server.protocol import ChatRequest, CompletionRequest, StreamOptions
 from seer_server.responses_api import ResponsesRequest
 from seer_server.responses_items import messages_of
+from seer_session.runtime import Runtime
 from seer_worker.chat.messages import prepare
-
-from seer_core.runtime.runtime import Runtime
 
 PATIENCE_S = 60
 PATHS = {

@@ -5,6 +5,7 @@ import re
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -177,20 +178,36 @@ def test_ten_thousand_idle_connections_do_not_keep_others_out(start):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"\x16\x03\x01\x02\x00\x01\x00",
-        b"GET\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nContent-Length: x\r\n\r\n",
-    ],
+GARBAGE = [
+    b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+    b"GET\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+    b"GET http://[bad/ HTTP/1.1\r\nHost: [\r\n\r\n",
+    b"GET /v1/state HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer \xff\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+]
+WEBSOCKET = (
+    b"GET /v1/state HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: c2VlcnNlZXJzZWVyc2Vlcg==\r\n\r\n"
 )
-def test_what_is_no_http_is_refused_and_others_are_served(serve_sim, garbage):
-    with serve_sim() as served:
-        with socket.create_connection(("127.0.0.1", httpx.URL(served.url).port), 60) as client:
-            client.sendall(garbage + b"\r\n\r\n")
-            assert client.recv(1000).startswith(b"HTTP/1.1 400")
-        assert len(ask(served.url)) == 2
+
+
+def test_what_is_no_http_is_refused_and_leaves_nothing_in_the_log(start):
+    process, url = start("--port", "0")
+    address = ("127.0.0.1", httpx.URL(url).port)
+    for data in [*GARBAGE, WEBSOCKET]:
+        with socket.create_connection(address, 60) as client:
+            client.sendall(data)
+            assert client.recv(1000).startswith(b"HTTP/1.1 4"), data
+    for size in range(1, len(WEBSOCKET), 40):  # resets
+        with socket.create_connection(address, 60) as client:
+            client.sendall(WEBSOCKET[:size])
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert len(ask(url)) == 2
+    process.send_signal(signal.SIGTERM)
+    rest = process.stderr.read()
+    assert "Application shutdown complete" in rest
+    assert not re.search("Traceback|WARNING|ERROR|Invalid|WebSocket", rest), rest
 
 
 def test_it_lets_no_other_machine_in_without_a_token(start, tmp_path):

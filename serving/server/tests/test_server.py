@@ -12,9 +12,9 @@ import httpx
 import openai
 import pytest
 from seer_server.broker import RolloutBroker
+from seer_session.runtime import Runtime
 
 from seer_core.plugins.loading import Assembly, Strategies
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.support.eventually import eventually
 

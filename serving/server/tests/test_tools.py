@@ -10,13 +10,13 @@ import pytest
 import structlog
 from openai.types.responses import Response
 from seer_server.parsing import ParserNames
+from seer_session.runtime import Runtime
 from seer_worker.tokenizer import ModelTokenizer
 
 from seer_core.errors import ConfigError
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.engine import ChunkOutput, ChunkPiece, ModelInfo
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Policies, Slot
 
 pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")

@@ -6,12 +6,12 @@ import json
 import httpx
 import pytest
 from seer_server.trajectories import PREFIX, AgentTurn, Trajectories
+from seer_session.runtime import Runtime
 
 from seer_core.model import Completion, PromptGroup
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.model.events import GroupsSubmitted
 from seer_core.ports.policy import Observer
-from seer_core.runtime.runtime import Runtime
 from tests.support.eventually import eventually
 
 PATIENCE_S = 60

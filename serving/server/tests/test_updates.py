@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seer_divided_rollout import Chunks
 from seer_server.broker import RolloutBroker
+from seer_session.runtime import Runtime
 
 from seer_core.model import Completion
 from seer_core.plugins.config import RestartsTable, SeerTable
 from seer_core.plugins.loading import Assembly, Strategies
-from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.support.eventually import eventually
 

@@ -16,6 +16,7 @@ import structlog
 from safetensors import SafetensorError
 
 from seer_core import Config
+from seer_core.error_origin import fact_of, is_ctrl_c
 from seer_core.errors import ConfigError, InputError, OutputError, SeerError
 from seer_core.json_files import UNREADABLE, describe_flaw
 from seer_core.plugins.config import RolloutTable
@@ -121,8 +122,10 @@ class Checkpoints:
             raise ConfigError(f"{error} (the checkpoint before it: {before})") from error
         except SeerError:
             raise
-        except Exception as error:
-            fact = f"{type(error).__name__}: {error}".splitlines()[0]
+        except BaseException as error:
+            if is_ctrl_c(error):
+                raise
+            fact = fact_of(error)
             if checkpoint.state.digests:
                 raise InputError(
                     f"the trainer cannot load {path}, whose files are as they were written: {fact}; mend the"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 
 import click
 from seer_cli.common import debugged, main_options, set_option, without_option
-from seer_cli.controls import watched
 from seer_cli.output import InputPath, check_writable
 from seer_cli.report.options import DASHBOARD_OPTION
 
@@ -15,8 +13,6 @@ from seer_core.errors import ConfigError, printable
 from seer_rl.config import load_training
 from seer_rl.display import TrainDisplay
 from seer_rl.metrics import METRICS
-from seer_rl.phases import ProgressListener
-from seer_rl.reports import LATEST, ReportWriter
 from seer_rl.start import train
 
 __all__ = ["train_command"]
@@ -32,7 +28,7 @@ __all__ = ["train_command"]
     "--report",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write a page of the latest rollouts after each iteration, as `seer report` does.",
+    help="Write a page of the latest rollouts after each, as `seer report` does.",
 )
 @set_option
 @without_option
@@ -70,22 +66,8 @@ def train_command(
     without = [text.removeprefix("no:") for text in disabled]
     table, settings = load_training(config, debugged(overrides), without)
     check_writable(report)
-    with ExitStack() as stack:
-        listener: ProgressListener = stack.enter_context(TrainDisplay(table.iterations))
-        watching, controls = stack.enter_context(watched(dashboard_port, out.name, rollouts=LATEST))
-        observers = [*watching]
-        if report is not None:
-            listener = ReportWriter(report, f"Seer: {out.name}", listener)
-            observers.append(listener.feed)
-        latest = train(
-            table,
-            settings,
-            out,
-            listener,
-            observers,
-            resume=resume,
-            started=lambda session: controls.attach(session.runtime, session.submit),
-        )
+    with TrainDisplay(table.iterations) as listener:
+        latest = train(table, settings, out, listener, resume=resume, report=report, dashboard=dashboard_port)
     if latest is None:
         click.echo(f"all {table.iterations} iterations are done; give more with --set train.iterations=N")
     else:

@@ -13,13 +13,15 @@ from rich.text import Text
 
 __all__ = ["TrainDisplay"]
 
+STARTING = "starting trainer and engines"
+
 
 class TrainDisplay:
     """A ``ProgressListener`` that writes to standard error; a context manager."""
 
     def __init__(self, iterations: int, stream: TextIO | None = None) -> None:
         self._iterations = iterations
-        self._phase = "starting"
+        self._phase = STARTING
         self._progress = ""
         self._since = time.monotonic()
         self._console = Console(
@@ -34,6 +36,8 @@ class TrainDisplay:
     def __enter__(self) -> TrainDisplay:
         if self._live is not None:
             self._live.start(refresh=True)
+        else:
+            self._console.print("starting trainer and engines ...")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -41,7 +45,9 @@ class TrainDisplay:
             self._live.stop()
 
     def phase(self, iteration: int, name: str) -> None:
-        """Show the phase that begins."""
+        """Show the phase that begins; before the first, how long the start has taken."""
+        if self._phase == STARTING:
+            self._console.print(f"trainer and engines started in {time.monotonic() - self._since:.0f} s")
         self._phase = f"iteration {iteration + 1} of {self._iterations}: {name}"
         self._progress = ""
         self._since = time.monotonic()

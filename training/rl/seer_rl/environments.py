@@ -9,8 +9,8 @@ from typing import Any
 
 import attrs
 import structlog
+from seer_session import Config, Session
 
-from seer_core import Config, Session
 from seer_core.error_origin import describe_error, is_ctrl_c, is_interruption
 from seer_core.errors import ConfigError, quote
 from seer_core.ports.contracts import flaw_of, implemented

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import attrs
 import structlog
+from seer_session import Session
 
-from seer_core import Session
 from seer_core.errors import SeerError
 from seer_core.ports.contracts import implemented
 from seer_rl.checkpoints import Checkpoint, CheckpointWriter

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from seer_host.installation import how_to_install
 from torch import Tensor
 from transformers import AutoConfig
 
 from seer_core.errors import ConfigError
-from seer_core.installation import how_to_install
 from seer_rl.agreement import agreement
 from seer_rl.config import TrainTable
 from seer_rl.errors import TrainError

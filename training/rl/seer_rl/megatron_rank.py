@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from seer_host.frames import Frames, encode
 
 from seer_core.errors import SeerError
-from seer_core.frames import Frames, encode
 from seer_rl.config import TrainTable
 from seer_rl.megatron_learner import Learner
 from seer_rl.megatron_model import emulate_cuda_on_cpu

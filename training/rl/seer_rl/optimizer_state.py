@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from seer_core.error_origin import fact_of
 from seer_core.errors import ConfigError
 
 __all__ = ["load_optimizer", "save_optimizer"]
@@ -34,7 +35,7 @@ def load_optimizer(file: Path, optimizer: Any, device: torch.device | str) -> in
         _check_shapes(optimizer)
         torch.set_rng_state(noise)
     except Exception as error:  # torch has no class for damage, which may raise anything
-        fact = f"{type(error).__name__}: {error}".splitlines()[0]
+        fact = fact_of(error)
         raise ConfigError(
             f"{file} is no state of an optimizer: {fact}; delete {file.parent} to use the one before"
         ) from error

@@ -1,4 +1,4 @@
-"""The messages between the trainer's process and its ranks, in the frames of ``seer_core.frames``."""
+"""The messages between the trainer's process and its ranks, in the frames of ``seer_host.frames``."""
 
 from __future__ import annotations
 

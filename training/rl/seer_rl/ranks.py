@@ -21,9 +21,9 @@ from typing import IO, Any
 
 import attrs
 import numpy as np
+from seer_host.frames import Frames, WireError, encode
+from seer_host.process import ChildProcess, log_tail
 
-from seer_core.frames import Frames, WireError, encode
-from seer_core.process import ChildProcess, log_tail
 from seer_rl.errors import TrainError
 from seer_rl.rank_messages import (
     Broke,

@@ -8,8 +8,8 @@ from typing import Any
 
 import attrs
 import msgspec
+from seer_session import Completion, PromptGroup, Session
 
-from seer_core import Completion, PromptGroup, Session
 from seer_core.ports.environment import Environment
 from seer_core.ports.journal import Journal
 from seer_rl.errors import RewardError, TrainError

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import msgspec
 import structlog
+from seer_host.process import ChildProcess
 
 from seer_core.error_origin import one_line
 from seer_core.errors import ConfigError, quote
-from seer_core.process import ChildProcess
 from seer_rl.errors import RewardError
 from seer_rl.responses import Response
 

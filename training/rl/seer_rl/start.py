@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ import attrs
 import msgspec
 import structlog
 from seer_cli.status import StatusFile
+from seer_cli.watching import WatchedSession
+from seer_host.installation import how_to_install
+from seer_host.line_files import claim
+from seer_session import Config, Session
 
-from seer_core import Config, Session
+from seer_core.error_origin import describe_error, fact_of, is_ctrl_c, is_sentence
 from seer_core.errors import ConfigError, OutputError, SeerError, quote
-from seer_core.installation import how_to_install
-from seer_core.line_files import claim
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.policy import Observer
 from seer_rl.checkpoints import Checkpoint, Checkpoints, CheckpointWriter, TrainingState, state_of
@@ -69,11 +71,12 @@ def train(
     observers: Sequence[Observer] = (),
     *,
     resume: bool = False,
-    started: Callable[[Session], None] | None = None,
+    report: Path | None = None,
+    dashboard: int | None = None,
 ) -> Path | None:
     """Train as configured, into a directory; return its last checkpoint, None if nothing was left to do.
 
-    ``observers`` see all rollouts; ``started`` is called with the session once its engines are up.  With
+    ``observers`` see all rollouts; ``report`` and ``dashboard`` are those of ``WatchedSession``.  With
     ``resume`` go on from the last checkpoint in ``out``, or begin if there is none.
 
     Raises:
@@ -91,7 +94,8 @@ def train(
         if start is not None and start.state.iterations >= table.iterations:
             _plot(out)
             return None
-        _train(table, config, out, listener, observers, checkpoints, journals, start, started)
+        session = WatchedSession(config, observers, name=out.name, report=report, dashboard=dashboard)
+        _train(table, config, out, listener, session, checkpoints, journals, start)
         return checkpoints.latest_path
 
 
@@ -100,11 +104,10 @@ def _train(
     config: Config,
     out: Path,
     listener: ProgressListener,
-    observers: Sequence[Observer],
+    session: Session,
     checkpoints: Checkpoints,
     journals: RolloutJournals,
     start: Checkpoint | None,
-    started: Callable[[Session], None] | None,
 ) -> None:
     """Start what the loop needs, in order, run it, and end all of it in the opposite order."""
     base_dir, seed, held_out = config.base_dir, config.seer.seed, table.evaluation
@@ -117,7 +120,6 @@ def _train(
         if table.reward:
             pool = RewardPool(table.reward, base_dir, table.rewards.workers, table.rewards.timeout_s)
             rewards = stack.enter_context(pool)
-        session = Session(config, observers)
         environment = TrainingEnvironment.of(table, config, session)
         if start is not None and start.state.environment != environment.plugin:
             raise _changed(["the environment of [seer].plugins"], start)
@@ -134,8 +136,6 @@ def _train(
         transport = stack.enter_context(open_transport(table, trainer, out))
         stack.enter_context(session)
         stack.enter_context(environment.opened(session))
-        if started is not None:
-            started(session)
         phases = Phases(listener)
         rollout = RewardedRollout(session, rewards, listener, environment.own)
         TrainingLoop(
@@ -205,9 +205,12 @@ def _make_trainer(table: TrainTable, config: Config) -> Trainer:
         trainer: Trainer = make(table, model, config.seer.seed)
     except SeerError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
+        place = str(getattr(make, "__module__", ""))
         raise ConfigError(
-            f"[train].trainer: {quote(table.trainer)} raised {type(error).__name__}: {error}; it is called"
+            f"[train].trainer: {quote(table.trainer)} raised {describe_error(error, place)}; it is called"
             " with the table, the directory of the first weights and the seed"
         ) from error
     if flaw := flaw_of(trainer, Trainer):
@@ -240,11 +243,11 @@ def _reporting(out: Path, table: TrainTable, listener: ProgressListener) -> Iter
     file.enter("starting")
     try:
         yield _StatusListener(file, table.iterations, listener)
-    except Exception as error:
-        file.end("failed", str(error) if isinstance(error, SeerError) else f"{type(error).__name__}: {error}")
-        raise
-    except BaseException:
-        file.end("interrupted")
+    except BaseException as error:
+        if is_ctrl_c(error):
+            file.end("interrupted")
+        else:
+            file.end("failed", str(error) if is_sentence(error) else fact_of(error))
         raise
     file.remove()
 

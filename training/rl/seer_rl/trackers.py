@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import structlog
 from seer_cli.output import replacing
+from seer_host.installation import how_to_install
 
+from seer_core.error_origin import describe_error, fact_of, is_ctrl_c
 from seer_core.errors import ConfigError, OutputError
-from seer_core.installation import how_to_install
 from seer_rl.config import TrainTable
 
 __all__ = ["Trackers", "points", "tracking"]
@@ -48,22 +49,31 @@ class Trackers:
     def iterated(self, record: Mapping[str, Any]) -> None:
         """Keep an iteration's metrics."""
         for tracker in [*self._trackers]:
-            try:
+            with _reporting(tracker):
                 for step, values in sorted(points(record).items()):
                     tracker.log(step, values)
-            except Exception as error:
-                log.warning("tracker_failed", tracker=type(tracker).__name__, reason=str(error))
-                self._trackers.remove(tracker)
-                with suppress(Exception):
-                    tracker.close()
+                continue
+            self._trackers.remove(tracker)  # it raised
+            with _reporting(tracker):
+                tracker.close()
 
     def close(self) -> None:
         """Close the trackers that have not failed."""
         for tracker in self._trackers:
-            try:
+            with _reporting(tracker):
                 tracker.close()
-            except Exception as error:
-                log.warning("tracker_failed", tracker=type(tracker).__name__, reason=str(error))
+
+
+@contextmanager
+def _reporting(tracker: Tracker) -> Iterator[None]:
+    """Log what a tracker raises, and go on."""
+    try:
+        yield
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
+        fact = describe_error(error, tracker)
+        log.warning("tracker_failed", tracker=type(tracker).__name__, reason=fact)
 
 
 def points(record: Mapping[str, Any]) -> dict[int, dict[str, float]]:
@@ -166,9 +176,11 @@ class WeightsAndBiases:
             self._run: Any = wandb.init(
                 project=table.tracking.wandb, dir=str(out), config=msgspec.to_builtins(table), **again
             )
-        except Exception as error:
+        except BaseException as error:
+            if is_ctrl_c(error):
+                raise
             raise ConfigError(
-                f"Weights & Biases does not begin: {error}; log in with `wandb login`, or set"
+                f"Weights & Biases does not begin: {fact_of(error)}; log in with `wandb login`, or set"
                 " WANDB_MODE=offline"
             ) from error
         with replacing(id_file) as new:
@@ -214,9 +226,11 @@ class MLflow:
                 settings = [Param(*each) for each in _leaves(msgspec.to_builtins(table))]
                 self._client.log_batch(self._run_id, params=settings)
             self._last_steps = {kind: self._last_step(kind) for kind in KINDS}
-        except Exception as error:
+        except BaseException as error:
+            if is_ctrl_c(error):
+                raise
             raise ConfigError(
-                f"MLflow does not begin: {error}; set MLFLOW_TRACKING_URI to the address of a server, and"
+                f"MLflow does not begin: {fact_of(error)}; set MLFLOW_TRACKING_URI to a server, and"
                 f" if the run was deleted there, remove {id_file}"
             ) from error
         with replacing(id_file) as new:

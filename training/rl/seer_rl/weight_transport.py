@@ -9,11 +9,11 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, Protocol
 
-from seer_core import SharedWeights
+from seer_host.shared_weights import SharedWeights, digest_of
+
 from seer_core.errors import ConfigError, OutputError
 from seer_core.ports.contracts import implemented
 from seer_core.ports.weights import WeightSpec
-from seer_core.weights.shared import digest_of
 from seer_rl.checkpoints import WRITE_ERRORS
 from seer_rl.config import TrainTable
 from seer_rl.trainer import Trainer

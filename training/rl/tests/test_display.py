@@ -1,6 +1,7 @@
 """The display of a run, on a terminal and elsewhere."""
 
 import io
+import re
 
 from seer_rl.display import TrainDisplay
 
@@ -26,7 +27,9 @@ def test_an_iteration_is_one_line_with_its_failures():
         display.phase(1, "rollout")
         display.responses(3, 12)
         display.iterated(METRICS)
-    [line] = stream.getvalue().splitlines()
+    starting, started, line = stream.getvalue().splitlines()
+    assert starting == "starting trainer and engines ..."
+    assert re.fullmatch(r"trainer and engines started in \d+ s", started)
     assert line.startswith("iteration 2 of 4  reward 0.500  held out 0.250  length 20")
     assert line.endswith("weights 0.1 s  3 REWARDS FAILED")
 

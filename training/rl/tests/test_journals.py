@@ -60,9 +60,22 @@ class Dying(RecordingListener):
             raise OSError("interrupted")
 
 
+@pytest.fixture(scope="module")
+def kept():
+    """A list for the metrics that later tests compare with, too."""
+    return []
+
+
+@pytest.fixture
+def expected(kept, config, tmp_path):
+    """The metrics of the training that nothing interrupts."""
+    if not kept:
+        kept.append(reproducible(run(config, tmp_path / "whole")))
+    return kept[0]
+
+
 @pytest.mark.parametrize(("iteration", "finished"), [(0, 1), (0, 7), (1, 5), (1, 12)])
-def test_a_rollout_that_was_interrupted_is_gone_on_with(config, tmp_path, iteration, finished):
-    expected = reproducible(run(config, tmp_path / "whole"))
+def test_a_rollout_that_was_interrupted_is_gone_on_with(config, expected, tmp_path, iteration, finished):
     out = tmp_path / "out"
     with pytest.raises(OSError, match="interrupted"):
         run(config, out, listener=Dying(iteration, finished))
@@ -73,8 +86,7 @@ def test_a_rollout_that_was_interrupted_is_gone_on_with(config, tmp_path, iterat
     assert list((out / "journal").iterdir()) == []
 
 
-def test_training_that_was_killed_in_a_rollout_goes_on_in_it(config, tmp_path):
-    expected = reproducible(run(config, tmp_path / "whole"))
+def test_training_that_was_killed_in_a_rollout_goes_on_in_it(config, expected, tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-c", "from seer_main import main; main()", "train", config, "--out", out]
     with (tmp_path / "stderr").open("w") as stderr:

@@ -46,7 +46,7 @@ def test_scheduling_does_not_change_the_weights(config, tmp_path):
 
 
 def test_engines_sleep_while_a_colocated_trainer_trains_the_same_weights(config, tmp_path, monkeypatch):
-    from seer_core import Session
+    from seer_session import Session
 
     calls = []
     for name in ("sleep", "wake", "update_weights"):

@@ -30,7 +30,7 @@ def test_what_has_been_freed_is_given_back_to_the_system():
 
 RANK = """
 import os, socket, sys
-from seer_core.frames import encode
+from seer_host.frames import encode
 from seer_rl import megatron_rank
 from seer_rl.config import TrainTable
 from seer_rl.rank_messages import CallLearner, StartRank

@@ -2,16 +2,15 @@
 
 import json
 import re
+import urllib.request
 
-import structlog
-from seer_cli.controls import RunCommand, RunControls
 from seer_rl.config import load_training
-from seer_rl.reports import ReportWriter
 from seer_rl.start import train
 from training_runs import RecordingListener, read_metrics, reproducible, run, seer_train
 
 from seer_core.model.events import RolloutPaused, RolloutResumed
 from seer_core.ports.policy import Observer
+from tests.support.eventually import PATIENCE_S
 
 
 def shown(page):
@@ -30,15 +29,6 @@ def test_a_page_has_the_rollouts_of_all_iterations_and_changes_no_loss(config, t
     assert reproducible(lines) == reproducible(run(path, tmp_path / "without", "train.iterations=3"))
 
 
-def test_a_page_that_cannot_be_written_ends_nothing(tmp_path):
-    listener = RecordingListener()
-    writer = ReportWriter(tmp_path / "none" / "page.html", "x", listener)
-    with structlog.testing.capture_logs() as logs:
-        writer.iterated({"iteration": 0})
-    assert [each["event"] for each in logs] == ["no_report"]
-    assert listener.lines == [{"iteration": 0}]
-
-
 class Events(Observer):
     """Keeps events."""
 
@@ -50,28 +40,29 @@ class Events(Observer):
 
 
 class PausingListener(RecordingListener):
-    """Pauses each rollout, and lets it go on, when its first response has come."""
+    """Pauses each rollout from its page, and lets it go on, when its first response has come."""
 
-    def __init__(self, controls):
+    def __init__(self, printed):
         super().__init__()
-        self.controls, self.answers = controls, []
+        self.printed, self.address, self.answers = printed, "", []
 
     def responses(self, finished, wanted):
+        self.address = self.address or re.search(r"dashboard: (\S+)", self.printed()).group(1)
         if finished == 1:
             for do in ("pause", "resume"):
-                self.answers.append(self.controls(RunCommand(do, by="Ada")))
+                self.answers.append(self.command(do=do, by="Ada"))
+
+    def command(self, **command):
+        page, _, token = self.address.partition("?token=")
+        body = json.dumps(command).encode()
+        request = urllib.request.Request(f"{page}command", body, {"X-Seer-Token": token})
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return answer.read().decode()
 
 
-def test_a_training_is_paused_from_its_page_and_keeps_its_losses(config, tmp_path, uninterrupted):
-    controls, events = RunControls(), Events()
-    listener = PausingListener(controls)
-    train(
-        *load_training(config(), ()),
-        tmp_path / "out",
-        listener,
-        [events],
-        started=lambda session: controls.attach(session.runtime, session.submit),
-    )
+def test_a_training_is_paused_from_its_page_and_keeps_its_losses(config, tmp_path, uninterrupted, capsys):
+    events, listener = Events(), PausingListener(lambda: capsys.readouterr().err)
+    train(*load_training(config(), ()), tmp_path / "out", listener, [events], dashboard=0)
     assert reproducible(listener.lines) == uninterrupted
     times = len(listener.answers) // 2
     assert times >= len(listener.lines)

@@ -1,13 +1,16 @@
 """Metrics beside ``metrics.jsonl``: TensorBoard's and MLflow's own readers read them, wandb gets them."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import training_runs
 from mlflow.tracking import MlflowClient
-from seer_rl.trackers import points
+from seer_rl.trackers import Trackers, points
+from structlog.testing import capture_logs
 
 from seer_core.errors import ConfigError
+from tests.support.raising import ERRORS, class_of, raise_one
 
 EVALUATED = (
     "train.evaluation.prompts=toy_task.py:prompts",
@@ -49,6 +52,43 @@ def test_points_are_numbers_by_step_and_an_evaluation_stands_at_the_weights_it_i
         4: {"train/loss": 0.5, "train/responses": 8.0, "evaluation/reward_mean": 0.25},
         5: {"evaluation/reward_mean": 0.75},
     }
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_tracker_that_raises_any_error_is_left_out_and_the_others_go_on(name):
+    class Keeping:
+        def __init__(self):
+            self.steps, self.closed = [], 0
+
+        def log(self, step, values):
+            self.steps.append(step)
+
+        def close(self):
+            self.closed += 1
+
+    class Raising(Keeping):
+        def log(self, step, values):
+            raise_one(name)
+
+        def close(self):
+            super().close()
+            self.log(0, {})
+
+    raising, keeping = Raising(), Keeping()
+    trackers = Trackers([raising, keeping])
+
+    def run():
+        for iteration in range(2):
+            trackers.iterated({"iteration": iteration, "loss": 0.5, "evaluations": []})
+        trackers.close()
+
+    with capture_logs() as logs, ThreadPoolExecutor(1) as thread:
+        thread.submit(run).result()  # in the main thread KeyboardInterrupt is Ctrl-C
+    assert (keeping.steps, keeping.closed, raising.closed) == ([0, 1], 1, 1)
+    assert {(each["event"], each["tracker"]) for each in logs} == {("tracker_failed", "Raising")}
+    for each in logs:
+        assert class_of(name) in each["reason"]
+        assert each["reason"].isprintable()
 
 
 def test_tensorboard_shows_every_iteration_once_also_after_going_on(config, tmp_path):

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from safetensors import SafetensorError
+from seer_host.shared_weights import SharedWeights
+from seer_host.threads import in_thread
+from seer_session import Sampling, Session
 
-from seer_core import Sampling, Session, SharedWeights
 from seer_core.errors import ConfigError, EngineError, OutputError
 from seer_trl.tools import ToolTurns
 
@@ -102,7 +104,7 @@ class SeerRollout:
             for name in ("completion_ids", "logprobs"):
                 first = zip(output[name], completions, strict=True)
                 output[name] = [values[: completion.turns[0].tokens] for values, completion in first]
-            results = tools.results(completions)
+            results = self.session.submit(in_thread(None, tools.results, completions)).result()
             trainer._tool_call_loop = lambda *_: results
         elif self.session.runtime.environment is not None:
             output["env_mask"] = [each.loss_mask for each in completions]

@@ -11,9 +11,11 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from seer_session.contained import contain_tasks
 
 from seer_core import Completion
-from seer_core.errors import PromptError
+from seer_core.error_origin import describe_error, is_interruption
+from seer_core.errors import PromptError, text_by
 from seer_core.ports.environment import AnsweredTurn, EnvironmentAnswer, ModelTurn, Trajectory
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ class ToolTurns:
     """Answers the turns of one rollout by the tools that TRL's trainer has for each row of its batch.
 
     ``rows`` are the rows by group and index, and ``prompt_ids`` the prompts by row.  Its methods are plain
-    ones, so they run in threads: the tools of several responses work at the same time.
+    ones, so they run in threads: the tools of several responses work at the same time.  ``results`` may call
+    tools, too; call it in a thread, where nothing that they raise is Ctrl-C.
     """
 
     def __init__(
@@ -136,6 +139,9 @@ class ToolTurns:
         """Call tools and return their results as messages, which are appended to the conversation.
 
         As in TRL, a tool that raises has an error as its result, and results of coroutines come last.
+
+        Raises:
+            PromptError: a tool raised something that is no ``Exception``, or returned a list.
         """
         trainer, row = self._trainer, conversation.row
         plain, coroutines = trainer._sync_tool_dicts[row], trainer._async_tool_dicts[row]
@@ -156,15 +162,15 @@ class ToolTurns:
                     begun.append((name, coroutines[name](**arguments)))
                 else:
                     raise ValueError(f"Tool {name} not found.")
-            except Exception as error:
-                results.append((name, {"error": str(error)}))
+            except BaseException as error:
+                results.append((name, _failure(name, plain.get(name), error)))
                 conversation.failures += 1
         if begun:
             awaited = _together([coroutine for _, coroutine in begun])
             ended = asyncio.run_coroutine_threadsafe(awaited, trainer.async_loop).result()
             for (name, _), result in zip(begun, ended, strict=True):
-                failed = isinstance(result, Exception)
-                results.append((name, {"error": str(result)} if failed else result))
+                failed = issubclass(type(result), BaseException)
+                results.append((name, _failure(name, coroutines[name], result) if failed else result))
                 conversation.failures += failed
         messages = []
         for name, result in results:
@@ -173,11 +179,40 @@ class ToolTurns:
                     f"the tool {name} returned a list, which TRL takes for text and images; Seer rolls out"
                     " text alone, so let it return text"
                 )
-            messages.append({"role": "tool", "name": name, "content": str(result)})
+            messages.append({"role": "tool", "name": name, "content": _text(result)})
         conversation.messages += messages
         return messages
 
 
 async def _together(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Return the results of coroutines, or what they raised."""
-    return await asyncio.gather(*coroutines, return_exceptions=True)
+    """Return the results of coroutines, or what they raised; none of them ends the event loop."""
+    contain_tasks()
+    return await asyncio.gather(*map(_outcome, coroutines))
+
+
+async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return await coroutine
+    except BaseException as error:  # a task would keep neither text nor place of a CancelledError
+        if is_interruption(error):
+            raise
+        return error
+
+
+def _failure(name: str, tool: object, error: BaseException) -> dict[str, str]:
+    """Return the result of a tool that raised, as TRL has it.
+
+    Raises:
+        PromptError: what it raised is no ``Exception``; TRL's own loop would end by it.
+        BaseException: it is Ctrl-C, or a cancellation of this thread's task.
+    """
+    if is_interruption(error):
+        raise error
+    if not issubclass(type(error), Exception):
+        raise PromptError(f"the tool {name} raised {describe_error(error, tool)}") from error
+    return {"error": _text(error)}
+
+
+def _text(value: object) -> str:
+    """Return a value of a tool as text that a tokenizer takes; lone surrogates are written as escapes."""
+    return text_by(str, value).encode("utf-8", "backslashreplace").decode()

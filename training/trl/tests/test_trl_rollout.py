@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from seer_session import Sampling, Session, load_config
 from seer_trl import SeerRollout
 from seer_trl.rollout import sampling_of
 from seer_worker.weights.checkpoint import WEIGHTS
 
-from seer_core import Sampling, Session, load_config
 from seer_core.errors import ConfigError, EngineError, OutputError
 from seer_core.model.arrays import Tokens
 from seer_core.ports.weights import WeightSpec, directory

@@ -1,13 +1,15 @@
 """TRL's tools and environments through Seer's rollouts, against TRL's own loop on the same turns."""
 
 import copy
+from itertools import cycle
 
 import pytest
 import torch
+from seer_session import Session, load_config
 from seer_trl import SeerRollout
 
-from seer_core import Session, load_config
-from seer_core.errors import ConfigError, EngineError
+from seer_core.errors import ConfigError, EngineError, PromptError
+from tests.support.raising import ERRORS, class_of, raise_one
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL imports what it finds, vLLM too, which warns of much
 
@@ -234,6 +236,81 @@ def test_a_tool_that_returns_parts_of_a_message_ends_training_by_name(config, ma
         trainer = make_tool_trainer(SeerRollout(session), {"environment_factory": Painter})
         with pytest.raises(EngineError, match=r"ended with 'error'.*the tool add returned a list"):
             trainer.train()
+
+
+def kind_of(name):
+    try:
+        raise_one(name)
+    except BaseException as error:
+        return type(error)
+
+
+def raising(next_name, kind):
+    """Return a tool that raises errors by their names, as a plain function or as a coroutine."""
+
+    def add(a: int, b: int) -> str:
+        """Add two numbers.
+
+        Args:
+            a: The one.
+            b: The other.
+        """
+        raise_one(next_name())
+
+    async def subtract(a: int, b: int) -> str:
+        """Subtract a number from another.
+
+        Args:
+            a: The other.
+            b: The one.
+        """
+        raise_one(next_name())
+
+    return {"plain": add, "coroutine": subtract}[kind]
+
+
+OF_PROGRAMS = [
+    ("KeyboardInterrupt", "plain"),
+    ("KeyboardInterrupt", "coroutine"),
+    ("SystemExit", "coroutine"),
+    ("CancelledError", "coroutine"),
+    ("a base of its own", "plain"),
+]
+OTHERS = [name for name in ERRORS if issubclass(kind_of(name), Exception)]
+
+
+@pytest.mark.parametrize(("name", "kind"), OF_PROGRAMS)
+def test_a_tool_that_raises_what_ends_programs_ends_training_by_name(config, make_tool_trainer, name, kind):
+    tool = raising(lambda: name, kind)
+    with Session(config) as session:
+        trainer = make_tool_trainer(SeerRollout(session), {"tools": [tool]})
+        what = rf"the tool {tool.__name__} raised {class_of(name)}\b.* at .*test_trl_tools.py"
+        with pytest.raises(EngineError, match=rf"ended with 'error'.*{what}"):
+            trainer.train()
+
+
+def test_such_a_tool_is_named_too_where_the_limit_of_a_response_has_cut_its_turn(config, make_tool_trainer):
+    tool = raising(lambda: "KeyboardInterrupt", "plain")
+    with Session(config) as session:
+        settings = {"max_tool_calling_iterations": 1, "max_completion_length": 1}
+        trainer = make_tool_trainer(SeerRollout(session), {"tools": [tool]}, **settings)
+        with pytest.raises(PromptError, match="the tool add raised KeyboardInterrupt"):
+            trainer.train()
+
+
+@pytest.mark.parametrize("kind", ["plain", "coroutine"])
+def test_any_exception_of_a_tool_is_its_result(config, make_tool_trainer, kind):
+    names = cycle(OTHERS)
+    tool = raising(lambda: next(names), kind)
+    with Session(config) as session:
+        trainer = make_tool_trainer(SeerRollout(session), {"tools": [tool]}, max_completion_length=400)
+        outputs = recording(trainer)
+        trainer.train()
+    found = {}
+    for _, _, _, messages, *_ in outputs:
+        for each in (each for row in messages for each in row if each["role"] == "tool"):
+            found[each["content"]] = each["content"].encode()
+    assert found
 
 
 SUMS = """

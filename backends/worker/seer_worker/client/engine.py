@@ -16,12 +16,12 @@ from seer_core.model import InstanceInfo
 from seer_core.model.events import InstanceDegraded, InstanceReported
 from seer_core.ports.contracts import implemented
 from seer_core.ports.drafting import Drafter, SiblingTokens, StepTimes
-from seer_core.ports.engine import ChunkJob, InstanceSink
+from seer_core.ports.engine import ChunkJob, InstanceSink, MachineProbe
 from seer_core.ports.kv import KVPool
 from seer_core.ports.launcher import RunningWorker
 from seer_core.ports.weights import WeightSpec, directory
 from seer_worker.client.digest import digest_of
-from seer_worker.own_version import own_version
+from seer_worker.seer_version import seer_version
 from seer_worker.wire import (
     AbortChunk,
     Called,
@@ -34,6 +34,7 @@ from seer_worker.wire import (
     FromWorker,
     MeasureSteps,
     PoolMessage,
+    ProbeMachine,
     PushSiblingTokens,
     ResetCache,
     Sleep,
@@ -206,7 +207,7 @@ class WorkerClient:
             None if self._drafter is None else self._drafter.source(),
             None if self._kv_pool is None else self._kv_pool.store(self.id),
             spec.own_methods,
-            own_version(),
+            seer_version(),
             spec.model_dir,
             await asyncio.to_thread(_digest_now, spec.model_dir),
             spec.tokenizer_dir,
@@ -257,6 +258,16 @@ class WorkerClient:
         answer = await self._call(MeasureSteps(tuple(batch), tuple(draft_tokens), context_tokens))
         assert answer.step_times is not None
         return answer.step_times
+
+    async def probe_machine(self) -> MachineProbe:
+        """Time a fixed piece of work in the worker's process.
+
+        Raises:
+            EngineError: the instance is busy or down.
+        """
+        answer = await self._call(ProbeMachine())
+        assert answer.probe is not None
+        return answer.probe
 
     async def reset_cache(self) -> None:
         """Drop all cached KV and all drafts; an EngineError if the instance is busy or down."""

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from seer_core.frames import Frames, WireError, encode
-from seer_core.process import ChildProcess, ProcessGroup, log_tail
+from seer_host.frames import Frames, WireError, encode
+from seer_host.process import ChildProcess, ProcessGroup, log_tail
+
 from seer_worker.fork_wire import Exited, Fork, Forked, ForkFailed, FromServer, Unfit
 
 __all__ = ["ForkRefusedError", "ForkServer", "ForkedProcess", "end_all", "fork", "servers", "why_not_here"]

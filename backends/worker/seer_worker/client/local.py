@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 import structlog
+from seer_host.process import ChildProcess, ProcessGroup
 
 from seer_core.errors import EngineError
 from seer_core.json_files import describe_flaw
 from seer_core.ports.kv import LOOPBACK
 from seer_core.ports.weights import WeightSpec
-from seer_core.process import ChildProcess, ProcessGroup
 from seer_core.scratch import Scratch
 from seer_worker.client.channel import Channel
 from seer_worker.client.fork_server import ForkRefusedError, fork

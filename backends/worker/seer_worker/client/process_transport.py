@@ -12,9 +12,9 @@ from time import monotonic
 
 import attrs
 import msgspec
+from seer_host.frames import WireError
 
 from seer_core.errors import EngineError, NoPlaceError
-from seer_core.frames import WireError
 from seer_core.model import InstanceInfo
 from seer_core.ports.launcher import Launcher, RunningWorker, TemporaryWorker
 from seer_worker.client import measurements

@@ -11,9 +11,9 @@ from threading import Lock
 
 import attrs
 import structlog
+from seer_host.frames import WireError
 
 from seer_core.errors import ConfigError, EngineError
-from seer_core.frames import WireError
 from seer_worker.client.digest import digest_of
 from seer_worker.client.local import LocalLauncher
 from seer_worker.client.process_transport import Launch

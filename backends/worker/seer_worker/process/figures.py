@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seer_core.viewer_port import ViewerHandler, ViewerPort
+from seer_host.viewer_port import ViewerHandler, ViewerPort
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -26,9 +26,9 @@ from typing import Any, NoReturn
 
 import attrs
 import structlog
+from seer_host.frames import Frames, WireError, encode
+from seer_host.process import lead_group
 
-from seer_core.frames import Frames, WireError, encode
-from seer_core.process import lead_group
 from seer_worker.fork_wire import Exited, Fork, Forked, ForkFailed, FromServer, ToServer, Unfit
 from seer_worker.process.child import configure_log, serve
 from seer_worker.process.python_path import clash_of, replace_path

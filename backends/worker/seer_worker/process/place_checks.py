@@ -9,7 +9,7 @@ from pathlib import Path
 
 from seer_core.errors import EngineError
 from seer_worker.client.digest import digest_of
-from seer_worker.own_version import own_version
+from seer_worker.seer_version import seer_version
 from seer_worker.wire import Start
 
 __all__ = ["check_place"]
@@ -21,7 +21,7 @@ def check_place(start: Start) -> None:
     Raises:
         EngineError: Seer is of another version here, or the model is not here, or another one.
     """
-    host, found = socket.gethostname(), own_version()
+    host, found = socket.gethostname(), seer_version()
     if start.seer and found and found != start.seer:
         raise EngineError(
             f"{sys.executable} on {host}, of Python {platform.python_version()}, has Seer {found}, and the"

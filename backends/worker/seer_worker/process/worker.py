@@ -18,9 +18,9 @@ from typing import Any
 
 import structlog
 from msgspec import structs
+from seer_host.frames import Frames, WireError, encode
 
 from seer_core.errors import ConfigError, EngineError
-from seer_core.frames import Frames, WireError, encode
 from seer_core.model import InstanceInfo
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.ports.contracts import implemented
@@ -30,6 +30,7 @@ from seer_worker.process.drafts import check_source
 from seer_worker.process.instance import DRAFTS, INSTANCE, SHARES_KV, EngineAdapter, Rejected
 from seer_worker.process.place import node_name, own_address
 from seer_worker.process.place_checks import check_place
+from seer_worker.process.probe import probe_machine
 from seer_worker.tokenizer.library import read
 from seer_worker.wire import (
     AbortChunk,
@@ -43,6 +44,7 @@ from seer_worker.wire import (
     FromWorker,
     MeasureSteps,
     PoolMessage,
+    ProbeMachine,
     PushSiblingTokens,
     ReadTokenizer,
     Ready,
@@ -176,7 +178,7 @@ class Worker:
             case PoolMessage(note):
                 if receive_pool_message := implemented(self._instance, "receive_pool_message"):
                     receive_pool_message(note)
-            case ResetCache() | UpdateWeights() | Sleep() | Wake() | MeasureSteps():
+            case ResetCache() | UpdateWeights() | Sleep() | Wake() | MeasureSteps() | ProbeMachine():
                 self._send(self._call(message))
             case Start() | ReadTokenizer():
                 raise WireError(f"a second {type(message).__name__} has arrived; a worker takes one")
@@ -217,6 +219,8 @@ class Worker:
                 case MeasureSteps(batch, draft_tokens, context_tokens):
                     times = self._instance.measure_steps(batch, draft_tokens, context_tokens)
                     return Called(step_times=times)
+                case ProbeMachine():
+                    return Called(probe=probe_machine())
                 case UpdateWeights(source, version):
                     fingerprint = self._instance.update_weights(source, version)
                     self._weight_version = version

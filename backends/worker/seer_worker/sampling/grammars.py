@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from seer_core.error_origin import one_line
+from seer_core.model.forms import compile_form
 from seer_core.model.sampling import StructuredOutputs
 
 __all__ = ["Grammars", "grammars_of"]
@@ -101,32 +101,15 @@ class Grammars:
 
         def compile() -> None:
             try:
-                found.append(self._compile(wanted))
-            except Exception as error:  # the library's errors are RuntimeErrors of several kinds
-                found.append(f"structured_outputs is no grammar: {one_line(error)}; correct it")
+                found.append(compile_form(wanted, self._compiler))
+            except ValueError as error:
+                found.append(str(error))
 
         thread = Thread(target=compile, daemon=True)
         thread.start()
         thread.join(COMPILE_S)
         late = f"structured_outputs takes more than {COMPILE_S:g} s to compile; simplify it"
         return found[0] if found else late
-
-    def _compile(self, wanted: StructuredOutputs) -> Any:
-        compiler = self._compiler
-        if wanted.json is not None:
-            schema = wanted.json
-            text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
-            return compiler.compile_json_schema(text, any_whitespace=True)
-        if wanted.json_object:
-            return compiler.compile_json_schema('{"type": "object"}', any_whitespace=True)
-        if wanted.regex is not None:
-            return compiler.compile_regex(wanted.regex)
-        if wanted.choice is not None:
-            return compiler.compile_grammar("root ::= " + " | ".join(map(_literal, wanted.choice)))
-        if wanted.structural_tag is not None:
-            return compiler.compile_structural_tag(wanted.structural_tag)
-        assert wanted.grammar is not None
-        return compiler.compile_grammar(wanted.grammar)
 
     def mask(
         self,
@@ -173,9 +156,3 @@ def grammars_of(model_dir: str, vocab_size: int) -> Grammars:
 
 def _key(wanted: StructuredOutputs) -> bytes:
     return msgspec.msgpack.encode(wanted, order="deterministic")
-
-
-def _literal(text: str) -> str:
-    """Return a string of xgrammar's EBNF."""
-    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    return '"' + "".join(escapes.get(each, each) for each in text) + '"'

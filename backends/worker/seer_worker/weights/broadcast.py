@@ -21,10 +21,10 @@ from typing import Any
 import structlog
 import torch
 import torch.distributed
+from seer_host.shared_weights import TensorSlice, checksum_of, digest_of_checksums, replacing
 
 from seer_core.errors import ConfigError, EngineError
 from seer_core.ports.weights import BROADCAST, WeightSpec
-from seer_core.weights.shared import TensorSlice, checksum_of, digest_of_checksums, replacing
 from seer_worker.weights.shared_weights import SharedMemory
 
 __all__ = ["Broadcast", "BroadcastWeights"]

@@ -1,4 +1,4 @@
-"""The weights that a trainer has put into shared memory, ``seer_core.SharedWeights``, read by an engine."""
+"""The weights that a trainer has put into shared memory, by ``SharedWeights``, read by an engine."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from seer_worker.client.fleet import WorkerFleet, WorkerSettings, make_fleet
 __all__ = ["Settings", "seer_make_engines"]
 
 INSTANCE = "seer_transformers.instance:TransformersInstance"
+PRELOAD = "seer_transformers.preload:preload"
 
 
 class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -34,6 +35,7 @@ def seer_make_engines(settings: Settings, startup: Startup) -> WorkerFleet:
             "max_model_tokens": settings.max_model_tokens,
         },
         [worker_environment(os.environ, threads=1, devices=())] * settings.instances,
+        preload=PRELOAD,
         cannot_draft="does not draft; drop the drafter from [seer].plugins",
         ignores_kv_pool=True,
     )

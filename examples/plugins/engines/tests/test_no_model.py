@@ -1,4 +1,4 @@
-from seer_core import rollout
+from seer_session import rollout
 from seer_testing import EngineContract
 
 from seer_no_model import NoModelFleet, Settings

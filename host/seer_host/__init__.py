@@ -1,0 +1,1 @@
+"""The machine that Seer runs on: processes, files, ports, memory, installations."""

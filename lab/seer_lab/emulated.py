@@ -1,0 +1,213 @@
+"""The responses of a comparison on an emulated accelerator, under its arms: ``[compare.emulated]``.
+
+Instances are simulated, as those of ``seer twin``, with the costs of another model on its GPUs.  The KV that
+the comparison's instances hold stands for what those GPUs hold, so that a token of context weighs as many
+times more.  Drafts are worth what a replay of the responses' own texts says.  Nothing that was measured on
+this machine goes in, so the same responses give the same figures anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+from seer_cli.comparison import FIGURES, arms_of
+from seer_cli.emulation import Emulated, EmulatedArm, Emulator, WrittenResponses
+from seer_sim.cost import PRESETS
+from seer_sim.drafts import Drafts
+from seer_sim.pool import Settings as PoolSettings
+
+from seer_core.errors import ConfigError, quote
+from seer_core.model import Completion, InstanceInfo
+from seer_core.model.events import Command, Event
+from seer_core.plugins.config import Config, nearest
+from seer_core.plugins.loading import fill_slots
+from seer_core.ports.policy import Observer
+from seer_lab.bound import GROUPED, Bound, bounds_of
+from seer_lab.lengths import GroupLengths
+from seer_lab.policies import PolicySet
+from seer_lab.simulate import simulate
+from seer_lab.twin import Twin, drafts_of
+from seer_lab.workloads import CLUSTERS, Cluster, on
+
+__all__ = ["CompletionLog", "dearer", "make_emulator"]
+
+STEP_S, REQUEST_S = 0.4e-3, 0.08e-3
+"""What drafting adds to a step, and to it for each request, as measured on an H100 with 80 layers and drafts
+of 4 tokens (docs/results/gpu-h100.md, docs/results/paced-vllm.md)."""
+
+
+def make_emulator(config: Config) -> Emulator:
+    """Return the function that makes the table which ``[compare.emulated]`` asks for.
+
+    Raises:
+        ConfigError: there is no such model, a key does not go there, or the config has an environment.
+    """
+    wanted = config.compare.emulated
+    if wanted.on not in CLUSTERS:
+        raise ConfigError(
+            f"[compare.emulated].on = {quote(wanted.on)}: there is no such model"
+            f"{nearest(wanted.on, CLUSTERS)}; there are {', '.join(CLUSTERS)}"
+        )
+    cluster = CLUSTERS[wanted.on]
+    for arm in arms_of(config):
+        if fill_slots(config.with_plugins(arm.enabled)).environment is not None:
+            raise ConfigError(
+                "[compare.emulated] has no turns, which the environment answers; leave its `on` empty"
+            )
+        fill_slots(Twin("", [[]], _tables(config, cluster, [], 1.0)).config(arm.plugins, wanted.set))
+    return partial(_emulate, config, cluster)
+
+
+def dearer(tables: Mapping[str, Any], by: float) -> dict[str, Any]:
+    """Return tables in which a token of context costs so many times as much, for contexts as much shorter."""
+    engine = dict(tables["engine"]["sim"])
+    cost = PRESETS[engine["preset"]]
+    engine["cost"] = {
+        name: getattr(cost, name) * by
+        for name in ("kv_bytes_per_token", "attention_flops", "prefill_attention_flops")
+    }
+    engine["report_interval_s"] = 1.0
+    pool = dict(tables["kv_pool"]["sim_pool"])
+    pool["bandwidth_bytes_per_s"] *= by  # as many bytes in so much less time
+    pool["latency_s"] = PoolSettings().latency_s / by
+    return {**tables, "engine": {"sim": engine}, "kv_pool": {"sim_pool": pool}}
+
+
+class CompletionLog(Observer):
+    """An observer that keeps the completions of a run."""
+
+    def __init__(self) -> None:
+        self.completions: list[Completion] = []
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """Ignore events."""
+
+    def completed(self, now: float, completion: Completion) -> None:
+        """Keep a response."""
+        self.completions.append(completion)
+
+
+def _emulate(config: Config, cluster: Cluster, written: WrittenResponses) -> Emulated:
+    """Roll the responses out under every arm."""
+    by = max(1.0, cluster.kv_capacity_tokens / min(each.kv_capacity_tokens for each in written.instances))
+    groups = [
+        GroupLengths(
+            group.id,
+            len(group.prompt_token_ids),
+            tuple(max(1, len(written.tokens[f"{group.id}/{index}"])) for index in range(group.n)),
+            group.max_tokens,
+        )
+        for group in written.groups
+    ]
+    tables = _tables(config, cluster, written.instances, by)
+    plain = Twin("emulated", [groups], tables, base_dir=config.base_dir)
+    drafting = _with_texts(plain, written) if any(GROUPED in arm.plugins for arm in written.arms) else plain
+    overrides = config.compare.emulated.set
+    figures: dict[str, dict[str, float]] = {}
+    bounds: dict[tuple[str, int], Bound] = {}
+    undrafted = []
+    for arm in written.arms:
+        policy = PolicySet(arm.name, arm.plugins, has_lengths=arm.has_lengths, shares_kv=arm.shares_kv)
+        log = CompletionLog()
+        twin = drafting if GROUPED in arm.plugins else plain
+        run = simulate(twin, policy, overrides=overrides, observers=[log])
+        figures[arm.name] = {name: float(getattr(run.summary, name)) for name in FIGURES}
+        drafts = drafts_of(log.completions, 0.0, selective=True) if GROUPED in arm.plugins else None
+        if drafts is None:
+            undrafted.append(_without_drafts(policy))
+        else:
+            bounds |= bounds_of(_with_rates(plain, drafts), [policy], [0], overrides)
+    bounds |= bounds_of(plain, undrafted, [0], overrides)
+    arms = [
+        EmulatedArm(name, figures[name], bounds[name, 0].total_time_s if (name, 0) in bounds else None)
+        for name in figures
+    ]
+    return Emulated(_title(written, config.compare.emulated.on, cluster), arms, _about(config, cluster, by))
+
+
+def _without_drafts(policy: PolicySet) -> PolicySet:
+    """Return the policy without drafts from siblings, as where a text has none that are worth something."""
+    return msgspec.structs.replace(policy, plugins=tuple(name for name in policy.plugins if name != GROUPED))
+
+
+def _with_rates(twin: Twin, drafts: Drafts) -> Twin:
+    """Return the twin with drafts that are verified and accepted as often as these."""
+    rows = ("siblings",) if drafts.tokens is None else ("siblings", "tokens")
+    worth = {name: getattr(drafts, name) for name in (*rows, "rates", "verified")}
+    engine = twin.tables["engine"]["sim"]
+    engine = {**engine, "acceptance": {**engine["acceptance"], **worth}}
+    return msgspec.structs.replace(twin, tables={**twin.tables, "engine": {"sim": engine}})
+
+
+def _tables(config: Config, cluster: Cluster, instances: Sequence[InstanceInfo], by: float) -> dict[str, Any]:
+    """Return the tables of a config with emulated instances in place of these."""
+    longest = min((each.max_model_tokens for each in instances), default=1 << 12)
+    tables = on(cluster, longest)
+    if instances:
+        running = min(each.max_running for each in instances)
+        tables["engine"]["sim"] |= {
+            "instances": len(instances),
+            "kv_capacity_tokens": min(_whole_blocks(each) for each in instances),
+            "block_tokens": instances[0].block_tokens,
+            "max_running": running,
+            "max_batched_tokens": max(running, cluster.max_batched_tokens),
+        }
+    tables["engine"]["sim"]["acceptance"] = {"step_s": STEP_S, "request_s": REQUEST_S}
+    pool = "none" if config.seer.kv_pool == "none" else "sim_pool"
+    plugins = {name: {**tables["plugin"].get(name, {}), **table} for name, table in config.plugin.items()}
+    return {
+        **dearer(tables, by),
+        "seer": {**msgspec.to_builtins(config.seer), "engine": "sim", "kv_pool": pool, "launcher": "local"},
+        "plugin": {**tables["plugin"], **plugins},
+    }
+
+
+def _whole_blocks(info: InstanceInfo) -> int:
+    """Return the tokens of KV that an instance holds in whole blocks."""
+    return info.kv_capacity_tokens // info.block_tokens * info.block_tokens
+
+
+def _with_texts(twin: Twin, written: WrittenResponses) -> Twin:
+    """Return the twin with drafts that are worth what a replay of the texts says."""
+    from seer_grouped_spec.replay import Recording
+
+    from seer_lab.replayed import replayed_drafts, with_replayed
+
+    recordings = [
+        Recording(
+            group.id,
+            np.array(group.prompt_token_ids, np.int32),
+            tuple(np.array(written.tokens[f"{group.id}/{index}"], np.int32) for index in range(group.n)),
+        )
+        for group in written.groups
+    ]
+    return with_replayed(twin, replayed_drafts(recordings))
+
+
+def _title(written: WrittenResponses, name: str, cluster: Cluster) -> str:
+    responses = sum(group.n for group in written.groups)
+    return (
+        f"The same {responses:,} responses on {len(written.instances)} emulated instances of {name}, each on"
+        f" {cluster.gpus_per_instance} H800: virtual time, which no load of this machine changes"
+    )
+
+
+def _about(config: Config, cluster: Cluster, by: float) -> list[str]:
+    """Return sentences on the constants, and where they come from."""
+    about = [
+        f"Costs: {cluster.preset} of seer_sim.cost, sizes and peaks published, what is reached of the peaks"
+        " fitted to the paper (docs/results/reproduction.md).",
+        f"An instance's KV stands for the {cluster.kv_capacity_tokens:,} tokens of that hardware, so a token"
+        f" of context weighs {by:,.0f} times as much.",
+    ]
+    if any(GROUPED in arm.plugins for arm in arms_of(config)):
+        about.append(
+            f"A step that drafts takes {STEP_S * 1e3:g} ms more, and {REQUEST_S * 1e3:g} ms for each request,"
+            " as on an H100 (docs/results/gpu-h100.md); drafts are accepted as in a replay of these texts."
+        )
+    about.append("Its bound is the least time that any schedule takes (docs/explain/bound.md).")
+    return about

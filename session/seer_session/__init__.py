@@ -1,0 +1,27 @@
+"""Rollouts from prompts: a short form for scripts, sessions for trainers, turns that environments answer.
+
+From a script: ``rollout(config, prompts)``.  From a trainer: ``Session``.  In an event loop: ``Runtime``.
+"""
+
+from seer_host.shared_weights import SharedWeights
+
+from seer_core import Completion, Config, PromptGroup, Rollout, RolloutResult, Sampling, SeerError, Summary
+from seer_core.plugins.config import load_config
+from seer_session.runtime import Runtime
+from seer_session.session import Session, rollout
+
+__all__ = [
+    "Completion",
+    "Config",
+    "PromptGroup",
+    "Rollout",
+    "RolloutResult",
+    "Runtime",
+    "Sampling",
+    "SeerError",
+    "Session",
+    "SharedWeights",
+    "Summary",
+    "load_config",
+    "rollout",
+]

@@ -1,0 +1,338 @@
+"""Prompts: JSON lines in, prompt groups out; errors name the line."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import msgspec
+from msgspec import Meta, Struct
+
+from seer_core.errors import ConfigError, PromptError, SeerError, printable, quote
+from seer_core.json_files import SHOWN, explain_error
+from seer_core.model import MOST_RESPONSES, PromptGroup, Sampling, SamplingChoice
+from seer_core.plugins.config import RolloutTable, nearest
+from seer_core.plugins.config_types import Positive
+from seer_core.ports.engine import ModelInfo, Tokenizer
+from seer_core.runtime.groups import MOST_SEED, digest_of_prompt, problem_of
+from seer_session.long_texts import end_beyond, text_of
+
+__all__ = [
+    "BadPrompt",
+    "PromptRecord",
+    "PromptsFile",
+    "make_groups",
+    "read_prompts",
+]
+
+
+class PromptRecord(SamplingChoice, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One line of a prompts file: exactly one of ``prompt``, ``prompt_token_ids``, ``messages``.
+
+    Absent fields have the values of ``[rollout]``.
+    """
+
+    prompt: str | None = None
+    """The prompt as text."""
+    prompt_token_ids: tuple[int, ...] | None = None
+    """The prompt as token ids."""
+    messages: tuple[dict[str, Any], ...] | None = None
+    """The prompt as messages of a chat, which the model's template makes one text of."""
+    chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Variables for the model's template, beside the messages, such as ``enable_thinking`` or ``tools``."""
+    group_id: str | None = None
+    """The group's id. Without it a digest of the prompt's tokens names the group; of equal prompts in one
+    file or open rollout, the second is DIGEST-2, and so on.
+    """
+    n: Annotated[int, Meta(ge=1, le=MOST_RESPONSES)] | None = None
+    """How many responses are wanted."""
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """The most tokens of each response, prompt excluded."""
+    seed: Annotated[int, Meta(ge=0, le=MOST_SEED)] | None = None
+    """The group's seed. Without it one is derived from the run's seed, the iteration and the group's id."""
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+    """The user's own data, which comes back with each completion."""
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    """Labels that strategies see."""
+    timeout_s: Positive | None = None
+    """Responses that are not over so long after their submission are aborted."""
+    trajectories: tuple[str, ...] | None = None
+    """The trajectory of which each response is a turn, where a program of its own asks for turn after turn.
+    The KV pool keeps the KV of a trajectory for its next turn.
+    """
+    family: str | None = None
+    """The family of the group. Groups of a family are siblings to each other, as responses of one group are.
+    """
+
+
+class BadPrompt(Struct, frozen=True):
+    """A line that cannot be rolled out."""
+
+    line: int
+    """Its number, from 1."""
+    reason: str
+    """The reason, in words."""
+
+
+class PromptsFile(Struct, frozen=True):
+    """The content of a prompts file: groups to roll out, and the lines left out."""
+
+    groups: list[PromptGroup]
+    skipped: list[BadPrompt]
+
+
+def read_prompts(
+    path: str | Path,
+    defaults: RolloutTable,
+    model: ModelInfo,
+    tokenizer: Tokenizer | None,
+    *,
+    seed: int = 0,
+    iteration: int = 0,
+    skip_bad: bool = False,
+) -> PromptsFile:
+    """Read a prompts file; with ``skip_bad`` bad lines are listed instead of raised.
+
+    The same ``seed`` and ``iteration`` give the same sampling seeds; see ``PromptRecord``.
+
+    Raises:
+        PromptError: the file cannot be read, is empty, or holds bad lines.
+        ConfigError: the default ``max_tokens`` is beyond the model's length.
+    """
+    try:
+        lines = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
+    except OSError as error:
+        raise PromptError(
+            f"cannot read {path}: {error.strerror}; name an existing JSON-lines file"
+        ) from error
+    groups: list[PromptGroup] = []
+    skipped: list[BadPrompt] = []
+    seen: dict[str, int] = {}
+    maker = _Maker(defaults, model, tokenizer, seed, iteration)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            group = maker.group(_decode(line))
+            if group.id in seen:
+                raise PromptError(f"group_id {quote(group.id)} is already used in line {seen[group.id]}")
+        except PromptError as error:
+            skipped.append(BadPrompt(number, str(error)))
+        else:
+            seen[group.id] = number
+            groups.append(group)
+    if skipped and not skip_bad:
+        shown = "\n".join(f"{path}:{bad.line}: {bad.reason}" for bad in skipped[:10])
+        more = f"\n... and {len(skipped) - 10} more" if len(skipped) > 10 else ""
+        raise PromptError(f"{shown}{more}\nMend them, or leave them out with --skip-bad")
+    if not groups:
+        fact = (
+            f"all {len(skipped)} lines are bad, the first: {skipped[0].reason}"
+            if skipped
+            else "it holds no line"
+        )
+        raise PromptError(f"{path}: nothing to roll out: {fact}")
+    return PromptsFile(groups, skipped)
+
+
+def make_groups(
+    records: Iterable[Mapping[str, Any]],
+    defaults: RolloutTable,
+    model: ModelInfo,
+    tokenizer: Tokenizer | None,
+    *,
+    seed: int = 0,
+    iteration: int = 0,
+    named: Mapping[str, int] | None = None,
+    most_tokens: int | None = None,
+) -> list[PromptGroup]:
+    """Build groups from mappings with the fields of ``PromptRecord``, as ``read_prompts`` does from lines.
+
+    ``named`` counts the groups before these that were named after each prompt (``named_after``).  Where a
+    record has no ``max_tokens``, prompt and response may have ``most_tokens`` together, if that is given.
+
+    Raises:
+        PromptError: a record cannot be rolled out.
+    """
+    groups = []
+    maker = _Maker(defaults, model, tokenizer, seed, iteration, named or {}, most_tokens)
+    for number, record in enumerate(records, 1):
+        try:
+            groups.append(maker.group(msgspec.convert(record, PromptRecord, str_keys=True)))
+        except msgspec.ValidationError as error:
+            raise PromptError(f"prompt {number}: {_unfit(error)}") from error
+        except PromptError as error:
+            raise PromptError(f"prompt {number}: {error}") from error
+    return groups
+
+
+def _decode(line: bytes) -> PromptRecord:
+    try:
+        return msgspec.json.decode(line.decode("utf-8"), type=PromptRecord)
+    except UnicodeDecodeError as error:
+        raise PromptError(f"not UTF-8 at byte {error.start}") from error
+    except msgspec.ValidationError as error:
+        raise PromptError(_unfit(error)) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise PromptError(f"not valid JSON: {error}") from error
+
+
+def _unfit(error: msgspec.ValidationError) -> str:
+    key, fact = explain_error(error)
+    if "unknown field" in fact:
+        name = fact.split("`")[1]
+        hint = nearest(name, [field.name for field in msgspec.structs.fields(PromptRecord)])
+        return printable(fact, SHOWN) + (hint if len(name) <= SHOWN else "")
+    return printable(f"{key}: {fact}" if key else fact, SHOWN)
+
+
+@attrs.define(eq=False)
+class _Maker:
+    """Makes the groups of one file or call; ``names`` counts those that are named after each prompt.
+
+    ``earlier`` counts the groups before these in the same way.
+    """
+
+    defaults: RolloutTable
+    model: ModelInfo
+    tokenizer: Tokenizer | None
+    seed: int
+    iteration: int
+    earlier: Mapping[str, int] = attrs.Factory(dict)
+    most_tokens: int | None = None
+    names: Counter[str] = attrs.Factory(Counter)
+    samplings: list[Sampling] = attrs.Factory(list)
+    """The last one, which the next prompt shares if it is the same: there may be a million."""
+
+    def group(self, record: PromptRecord) -> PromptGroup:
+        """Raise PromptError where the record cannot be rolled out."""
+        fits = self.most_tokens is not None
+        if record.max_tokens is None and not fits and self.defaults.max_tokens >= self.model.max_model_tokens:
+            raise ConfigError(
+                f"[rollout].max_tokens is {self.defaults.max_tokens}, but the model takes"
+                f" {self.model.max_model_tokens} tokens, prompt included; lower it"
+            )
+        token_ids = tuple(_token_ids(record, self.tokenizer, self.model.max_model_tokens))
+        group = PromptGroup(
+            id="unnamed" if record.group_id is None else record.group_id,
+            prompt_token_ids=token_ids,
+            n=self._chosen(record, "n"),
+            max_tokens=self._max_tokens(record, len(token_ids)),
+            sampling=self._sampling(record),
+            metadata=record.metadata,
+            labels=record.labels,
+            timeout_s=record.timeout_s,
+            trajectories=record.trajectories or (),
+            family=record.family or "",
+        )
+        problem = problem_of(group, self.model)
+        if problem is not None:
+            raise PromptError(problem)
+        group_id = self._name(group.prompt_token_ids) if record.group_id is None else record.group_id
+        seed = _seed(self.seed, self.iteration, group_id) if record.seed is None else record.seed
+        return msgspec.structs.replace(group, id=group_id, seed=seed)
+
+    def _sampling(self, record: PromptRecord) -> Sampling:
+        fields = record.sampling_over(self.defaults)
+        if isinstance(stop := fields.get("stop"), str):
+            fields["stop"] = (stop,) if stop else ()
+        if words := fields.get("bad_words"):
+            if "bad_words" not in self.model.controls:
+                raise PromptError("bad_words is not supported by this engine; leave it out")
+            fields["bad_words"] = _bad_words(words, self.tokenizer)
+        found = Sampling(**fields)
+        if self.samplings != [found]:
+            self.samplings[:] = [found]
+        return self.samplings[0]
+
+    def _name(self, token_ids: Sequence[int]) -> str:
+        """Return 12 hexadecimal digits that depend on the prompt alone, and a number if it recurs."""
+        digest = digest_of_prompt(token_ids)
+        self.names[digest] += 1
+        number = self.earlier.get(digest, 0) + self.names[digest]
+        return digest if number == 1 else f"{digest}-{number}"
+
+    def _max_tokens(self, record: PromptRecord, prompt_tokens: int) -> int:
+        if record.max_tokens is not None or self.most_tokens is None:
+            return int(self._chosen(record, "max_tokens"))
+        return max(1, min(self.defaults.max_tokens, self.most_tokens - prompt_tokens))
+
+    def _chosen(self, record: PromptRecord, key: str) -> Any:
+        value = getattr(record, key)
+        return getattr(self.defaults, key) if value is None else value
+
+
+def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None, most: int) -> Sequence[int]:
+    given = [key for key in ("prompt", "prompt_token_ids", "messages") if getattr(record, key) is not None]
+    if len(given) != 1:
+        raise PromptError(
+            f"give exactly one of prompt, prompt_token_ids and messages; got {' and '.join(given) or 'none'}"
+        )
+    if record.chat_template_kwargs and record.messages is None:
+        raise PromptError("chat_template_kwargs goes with messages; leave it out")
+    if record.prompt_token_ids is not None:
+        return record.prompt_token_ids
+    if tokenizer is None:
+        raise PromptError(
+            f"this engine has no tokenizer, so {given[0]!r} cannot be read; give prompt_token_ids"
+        )
+    if record.prompt is not None:
+        if not record.prompt.strip():
+            raise PromptError("the prompt is empty")
+        _require_short(record.prompt, tokenizer, most)
+        return tokenizer.encode(record.prompt)
+    assert record.messages is not None
+    if not record.messages:
+        raise PromptError("the prompt is empty: messages holds none")
+    _require_short(text_of(record.messages), tokenizer, most)
+    try:
+        if not record.chat_template_kwargs:
+            return tokenizer.encode_chat(record.messages)
+        return tokenizer.encode_chat(record.messages, record.chat_template_kwargs)
+    except SeerError:
+        raise
+    except Exception as error:
+        fact = printable(str(error), SHOWN)
+        raise PromptError(f"the chat template refused the messages: {fact}") from error
+
+
+def _bad_words(
+    words: Iterable[str | tuple[int, ...]], tokenizer: Tokenizer | None
+) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of words that are not to be written, at a text's beginning and within it.
+
+    As in vLLM, a word has a second form, with a space before it, where that takes as many tokens and begins
+    with another one.
+    """
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        if not isinstance(word, str):
+            found.append(word)
+            continue
+        if tokenizer is None:
+            raise PromptError("this engine has no tokenizer; give bad_words as token ids")
+        plain, spaced = (tuple(tokenizer.encode_part(prefix + word.lstrip())) for prefix in ("", " "))
+        found.append(plain)
+        if spaced and plain and spaced[0] != plain[0] and len(spaced) == len(plain):
+            found.append(spaced)
+    return tuple(found)
+
+
+def _require_short(text: str, tokenizer: Tokenizer, most: int) -> None:
+    """Raise PromptError for a text of more tokens than the model takes; encode little more than those."""
+    if (size := end_beyond(text, tokenizer, most)) is not None:
+        raise PromptError(
+            f"the prompt has {len(text):,} characters, and the first {size:,} are more than the {most:,}"
+            " tokens that the model takes"
+        )
+
+
+def _seed(run_seed: int, iteration: int, group_id: str) -> int:
+    """Derive a 63-bit seed; another run's seed or another iteration changes every group's."""
+    digest = hashlib.blake2b(f"{run_seed}:{iteration}:{group_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,102 @@
+"""The runtime: a driver for those who have prompts, as text or tokens, and environments that answer turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from seer_core.model import PromptGroup
+from seer_core.ports.environment import Environment
+from seer_core.ports.extension import MakeExtender
+from seer_core.ports.journal import Journal
+from seer_core.runtime.driver import Driver
+from seer_core.runtime.rollout import Rollout
+from seer_session.environments import EnvironmentCalls
+from seer_session.prompts import make_groups
+
+__all__ = ["Runtime"]
+
+
+class Runtime(Driver):
+    """A fleet of engines, a scheduler and a clock; one rollout at a time, of a batch or open.
+
+    Use as an async context manager: entering starts all engines in parallel, leaving stops them.
+    """
+
+    def groups(
+        self, records: Iterable[Mapping[str, Any]], iteration: int | None = None, *, fitting: bool = False
+    ) -> list[PromptGroup]:
+        """Build prompt groups from mappings with the fields of a prompts file's lines.
+
+        ``iteration`` enters the default seeds, so that the same prompts get other responses in the next one.
+        Without one it is this runtime's ``iteration``; give one to resume a run or to repeat it.  Groups keep
+        their seeds, so rolling out the same groups again gives the same responses.  But a prompt without an
+        id gets another id, and so other responses, each time that it is built while one rollout is open.
+
+        If groups are to be ``fitting``, the default ``max_tokens`` of ``[rollout]`` is lowered to what fits
+        beside the prompt.
+
+        Raises:
+            PromptError: a record cannot be rolled out.
+            ConfigError: the default ``max_tokens`` is beyond the model's length.
+        """
+        rollout, longest = self.current, self.model.max_model_tokens
+        room = max((info.kv_capacity_tokens for info in self.alive.values()), default=longest)
+        return make_groups(
+            records,
+            self.defaults,
+            self.model,
+            self.tokenizer,
+            seed=self.settings.seed,
+            iteration=self.iteration if iteration is None else iteration,
+            named=rollout.named if rollout is not None and rollout.open else None,
+            most_tokens=min(longest, room) if fitting else None,
+        )
+
+    def rollout(
+        self,
+        groups: Iterable[PromptGroup],
+        *,
+        keep: bool = True,
+        journal: Journal | None = None,
+        make_extender: MakeExtender | None = None,
+        environment: Environment | None = None,
+    ) -> Rollout:
+        """Begin to roll out a batch: ``open``, ``add`` and ``close`` in one; raises as they do."""
+        made = self._extender_of(make_extender, environment)
+        return super().rollout(groups, keep=keep, journal=journal, make_extender=made)
+
+    def open(
+        self,
+        *,
+        keep: bool = True,
+        most_requests: int | None = None,
+        journal: Journal | None = None,
+        make_extender: MakeExtender | None = None,
+        environment: Environment | None = None,
+    ) -> Rollout:
+        """Begin a rollout that takes groups until it is closed, as ``Driver.open``.
+
+        An ``environment`` answers the turns of all responses, in place of the one that the configuration
+        names, if any.  Its ``start`` and ``stop`` are the caller's.
+
+        Raises:
+            SeerError: something else is under way, the instances sleep, or the last rollout failed midway.
+        """
+        made = self._extender_of(make_extender, environment)
+        return super().open(keep=keep, most_requests=most_requests, journal=journal, make_extender=made)
+
+    def _extender_of(
+        self, make_extender: MakeExtender | None, environment: Environment | None
+    ) -> MakeExtender | None:
+        """Return what makes the extender of a rollout: the caller's own, or that of an environment."""
+        if make_extender is not None:
+            return make_extender
+        if environment is None and self.environment is not None:
+            environment = self.environment.strategy
+        if environment is None:
+            return None
+        return partial(
+            EnvironmentCalls, environment, self.settings.turns, self.clock, self.model, self.tokenizer
+        )

@@ -1,0 +1,152 @@
+"""How fast instances are beside each other, measured from chunks at any loads."""
+
+import random
+
+import pytest
+
+from seer_core.model import GroupContext, InstanceInfo, InstanceStatus, Request
+from seer_core.model.events import ChunkFinished
+from seer_core.scheduling.pace import PaceMeter
+
+KV = 100_000
+
+
+class Instances:
+    """Instances whose steps take a constant time, and more with their requests and their KV."""
+
+    def __init__(self, *speeds, noise=0.0):
+        self.meter, self.now, self.rng, self.noise = PaceMeter(), 0.0, random.Random(0), noise
+        self.speeds = dict(enumerate(speeds))
+        self.instances = [self.start(number) for number in self.speeds]
+        self.requests = 0
+
+    def start(self, number):
+        instance = InstanceStatus(InstanceInfo(f"{number}", KV, 1, 64, KV), number)
+        self.meter.start(instance)
+        return instance
+
+    def step_s(self, number, running, kv_tokens):
+        noise = self.rng.uniform(1 - self.noise, 1 + self.noise)
+        return noise * (0.01 + 0.001 * running + 1e-7 * kv_tokens) / self.speeds[number]
+
+    def run(self, number, running, kv_tokens, tokens=100, **found):
+        """Run a batch of so many requests, each for so many tokens."""
+        instance, request = self.instances[number], None
+        sent = []
+        for _ in range(running):
+            self.requests += 1
+            request = Request(GroupContext("g", 0, 1, 1, 1000), self.requests)
+            instance.running += 1
+            instance.reserved_kv_tokens += kv_tokens // running
+            if instance.id in self.meter.ready:
+                self.meter.send(instance, request, self.now)
+                sent.append(request)
+        self.now += tokens * self.step_s(number, running, kv_tokens)
+        for request in sent:
+            event = ChunkFinished(request.id, instance.id, tokens, False, tokens, **found)
+            self.meter.end(instance, request, self.now, event)
+        instance.running = instance.reserved_kv_tokens = 0
+
+    def slownesses(self):
+        return [instance.slowness for instance in self.instances]
+
+
+@pytest.mark.parametrize("speed", [0.5, 0.1, 2.0])
+def test_an_instance_of_another_speed_is_found_at_like_loads(speed):
+    found = Instances(1.0, speed, 1.0)
+    for load in (4, 5, 6, 4, 3, 5):
+        for number in range(3):
+            found.run(number, load, 1000 * load)
+    assert found.slownesses() == pytest.approx([1.0, 1 / speed, 1.0], rel=0.1)
+
+
+def test_an_instance_of_half_the_speed_is_found_at_a_smaller_load():
+    found = Instances(1.0, 0.5, 1.0)
+    for load in (16, 20, 12, 18, 10, 14):
+        for number in range(3):
+            found.run(number, load // 2 if number == 1 else load, 1000 * load)
+    assert found.slownesses() == pytest.approx([1.0, 2.0, 1.0], rel=0.25)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_no_load_makes_an_instance_slow(noise):
+    found = Instances(1.0, 1.0, 1.0, noise=noise)
+    for turn in range(200):
+        for number in range(3):
+            load = (1, 4, 16)[(number + turn // 20) % 3]
+            found.run(number, load, load * (500 + 100 * turn))
+            assert found.slownesses() == [1.0, 1.0, 1.0]
+
+
+def test_the_first_chunks_of_different_loads_make_no_instance_slow():
+    found = Instances(1.0, 1.0)
+    for _ in range(8):
+        found.run(0, 1, 1000)
+        found.run(1, 60, 60_000)
+    assert found.slownesses() == [1.0, 1.0]
+
+
+def test_an_instance_is_slow_from_some_time_on_and_until_some_time():
+    found = Instances(1.0, 1.0, 1.0)
+    for speed, slowness in ((1.0, 1.0), (0.25, 4.0), (1.0, 1.0)):
+        found.speeds[1] = speed
+        for _ in range(20):
+            for number in range(3):
+                found.run(number, 4, 4000)
+        assert found.slownesses() == pytest.approx([1.0, slowness, 1.0], rel=0.25)
+
+
+def test_chunks_that_say_little_about_steps_are_not_measured():
+    found = Instances(1.0, 0.1)
+    for more in (
+        {"prefilled_tokens": 50},
+        {"pool_tokens": 50},
+        {"tokens": 4},
+        {"kv_tokens": 2 * KV},  # some wait in its own queue
+        {"running": 65},
+    ):
+        for number in (0, 1):
+            for _ in range(8):
+                found.run(number, **{"running": 2, "kv_tokens": 1000} | more)
+    assert found.slownesses() == [1.0, 1.0]
+    assert [instance.token_s for instance in found.instances] == [0.0, 0.0]
+
+
+def test_a_chunk_that_brought_nothing_is_not_measured_and_others_are_measured_in_its_place():
+    found = Instances(1.0, 1.0)
+    meter, instance, lost = found.meter, found.instances[0], found.instances[1]
+    for number in range(9):
+        request = Request(GroupContext("g", 0, 1, 1, 1000), number)
+        meter.send(instance, request, 0.0)
+        meter.end(instance, request, 9.0, None)
+    assert instance.token_s == 0.0
+    assert (meter.timed, meter.ready) == ({}, {"0", "1"})
+    meter.send(lost, request, 9.0)
+    meter.lose(lost, [request])
+    assert (meter.timed, meter.ready) == ({}, {"0"})
+
+
+def test_an_instance_that_starts_again_is_measured_anew():
+    found = Instances(1.0, 0.5)
+    for _ in range(8):
+        found.run(0, 4, 4000)
+        found.run(1, 4, 4000)
+    first, second = found.slownesses()
+    assert second / first == pytest.approx(2.0, rel=0.1)
+    found.meter.lose(found.instances[1], ())
+    found.speeds[1] = found.speeds[0] = 1.0
+    found.instances[1] = found.start(1)
+    assert found.instances[1].slowness == 1.0
+    for _ in range(20):
+        found.run(0, 4, 4000)
+        found.run(1, 4, 4000)
+    first, second = found.slownesses()
+    assert first / second == pytest.approx(1.0, rel=0.2)
+
+
+def test_the_time_of_a_token_is_that_of_the_last_chunks():
+    found = Instances(1.0)
+    for _ in range(30):
+        found.run(0, 4, 4000)
+    assert found.instances[0].token_s == pytest.approx(0.0144)
+    assert found.instances[0].slowness == 1.0

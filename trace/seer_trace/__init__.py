@@ -1,0 +1,1 @@
+"""The record of a rollout, its replay, and what it says of each request."""
