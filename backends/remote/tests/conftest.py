@@ -86,12 +86,15 @@ def fleet_of() -> Callable[..., RemoteFleet]:
 class ServerProcess:
     """A server of real engines as a process group of its own; ``start`` again after ``kill``."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+    def __init__(
+        self, command: list[str], environment: dict[str, str], log: Path, ready: str = "/health"
+    ) -> None:
         with reserved_port() as port:
             self.url = f"http://127.0.0.1:{port}"
         self._command = [*command, "--host", "127.0.0.1", "--port", str(port)]
         self._environment = os.environ | environment
         self.log = log
+        self._ready = ready
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -113,7 +116,7 @@ class ServerProcess:
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/v1/models", timeout=5):
+            with urllib.request.urlopen(f"{self.url}{self._ready}", timeout=5):
                 return True
         except OSError:
             return False
@@ -201,7 +204,7 @@ def serve_sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
         if model not in servers:
             log = tmp_path_factory.mktemp("server") / "log"
             command = [python, "-m", "sglang.launch_server", "--model-path", str(model), *flags.split()]
-            servers[model] = ServerProcess(command, environment, log)
+            servers[model] = ServerProcess(command, environment, log, "/ready")
             servers[model].start()
             servers[model].await_ready()
         return servers[model]

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 from aiohttp import web
+from seer_session import Runtime
 from seer_testing import EngineContract
 
-from seer_core import Runtime
 from seer_core.errors import ConfigError, EngineError, PromptError
 from seer_core.model import Sampling
 from seer_core.plugins.config import RestartsTable, SeerTable

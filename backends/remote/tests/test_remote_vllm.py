@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from seer_session import Session
 from seer_testing import EngineContract
 
-from seer_core import Session
 from seer_core.errors import EngineError
 from tests.support.eventually import eventually
 
