@@ -189,7 +189,8 @@ class Sglang:
 
     async def load_weights(self, directory: str, version: int) -> None:
         """Have it load a checkpoint."""
-        body = {"model_path": directory, "weight_version": str(version), "flush_cache": True}
+        # Salts keep old KV from being used; a flush would be refused while other clients' requests run.
+        body = {"model_path": directory, "weight_version": str(version), "flush_cache": False}
         await self.connection.post("/update_weights_from_disk", body, None)
 
     async def _vocab_size(self) -> int:
