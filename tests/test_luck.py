@@ -18,6 +18,7 @@ ALLOWED = {
     "tests/cli/test_status.py": "a process that stands still writes nothing, which only time can show",
     "training/verl/tests/": "run in verl's own environment, without the rest of this checkout",
     "backends/ray/tests/scripted.py": "an engine whose steps take time",
+    "backends/remote/tests/fake_servers.py": "a server whose tokens take time",
     "backends/worker/tests/toys.py": "an engine that hangs",
     "backends/sglang/tests/sglang_stores.py": "a store that is slow until the test has seen enough",
 }

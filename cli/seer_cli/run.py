@@ -260,6 +260,8 @@ def _print(summary: Summary, pool_stats: PoolStats | None, out: Path) -> None:
         click.echo(
             f"{summary.resumed_tokens:,} of the tokens came from the journal and were not computed again"
         )
+    if summary.exactness != "exact":
+        click.echo(f"sampling was {summary.exactness}, not exact: other chunks give other tokens")
     if summary.instances_failed:
         click.echo(f"{summary.instances_failed} instances GIVEN UP; see instance_failed above")
     if pool_stats is not None and pool_stats.put_bytes:

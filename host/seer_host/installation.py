@@ -29,6 +29,7 @@ PLUGINS = {
     "paced": ("paced", "`make setup`"),
     "prometheus": ("prometheus", "`make setup`"),
     "ray": ("ray", "`make setup`"),
+    "remote": ("remote", "`make setup`"),
     "sglang": ("sglang", "`make setup-sglang`"),
     "skyrl": ("skyrl", "`make setup`"),
     "slime": ("slime", "`make setup`"),

@@ -17,6 +17,7 @@ __all__ = [
     "MOST_RESPONSES",
     "ChunkRecord",
     "Completion",
+    "Exactness",
     "FinishReason",
     "GroupContext",
     "InstanceInfo",
@@ -33,6 +34,12 @@ MOST_RESPONSES = 65_536
 
 FinishReason = Literal["stop", "length", "error", "aborted"]
 """The reason why a response is over: the model ended it, its limit did, it failed, or the user aborted it."""
+
+Exactness = Literal["exact", "reproducible", "distributed"]
+"""``exact``: a token depends on the request's seed, the token's place and the tokens before it, however the
+response is divided and wherever it runs. ``reproducible``: also on where its chunk begins, so the same chunks
+give the same response. ``distributed``: on chance; its distribution is the model's all the same.
+"""
 
 
 class PromptGroup(msgspec.Struct, frozen=True):
@@ -256,6 +263,8 @@ class InstanceInfo(msgspec.Struct, frozen=True, dict=True):
     """The address at which its engine's own figures are served for Prometheus; empty where none are."""
     end_token_ids: tuple[int, ...] = ()
     """The tokens with which a response ends; empty if the engine does not say."""
+    exactness: Exactness = "exact"
+    """How far its tokens depend on a request's seed and their places alone."""
 
     @cached_property
     def kv_domain(self) -> tuple[str, str]:

@@ -21,9 +21,11 @@ from seer_core.model.events import (
     InstanceReported,
     InstanceStarted,
 )
-from seer_core.model.requests import Completion
+from seer_core.model.requests import Completion, Exactness
 
 __all__ = ["RolloutResult", "Summary", "Tally", "tail_requests", "tail_time_s"]
+
+LEAST_FIRST: tuple[Exactness, ...] = ("distributed", "reproducible", "exact")
 
 TAIL_FRACTION = 0.1
 """Share of requests, last to finish, that make the tail (paper, evaluation)."""
@@ -102,6 +104,8 @@ class Summary(msgspec.Struct, frozen=True):
     """The part of ``tokens`` that environments answered, which throughput leaves out."""
     environment_s: float = 0.0
     """The time from the ends of turns to their answers, summed over turns."""
+    exactness: Exactness = "exact"
+    """The least that an instance's tokens depended on requests' seeds and their places alone."""
 
 
 class RolloutResult(msgspec.Struct, frozen=True):
@@ -143,7 +147,7 @@ class Tally:
     """Adds a rollout up while it runs, so that completions need not be kept.
 
     It began at ``started_s``, when ``reports`` were the instances' last ones, with ``degradations`` since
-    their starts, and ``instances_failed`` were down for good.
+    their starts, and ``instances_failed`` were down for good.  ``exactness`` is that of those alive.
     """
 
     def __init__(
@@ -152,6 +156,7 @@ class Tally:
         reports: Mapping[str, InstanceReported] = {},
         degradations: Mapping[str, Sequence[InstanceDegraded]] = {},
         instances_failed: int = 0,
+        exactness: Iterable[Exactness] = (),
     ) -> None:
         self.started_s = started_s
         self._reports_before = dict(reports)
@@ -160,6 +165,7 @@ class Tally:
             degradation.what for since_start in degradations.values() for degradation in since_start
         )
         self._instances_failed = instances_failed
+        self._exactness = set(exactness)
         self._instances_lost = 0
         self._first_failure = ""
         self._groups: set[str] = set()
@@ -198,6 +204,7 @@ class Tally:
             case InstanceReported():
                 self._reports[event.instance_id] = event
             case InstanceStarted():
+                self._exactness.add(event.info.exactness)
                 self._reports.pop(event.info.id, None)
                 self._reports_before.pop(event.info.id, None)
             case InstanceLost():
@@ -298,6 +305,7 @@ class Tally:
             turns=self._turns,
             environment_tokens=self._environment_tokens,
             environment_s=self._environment_s,
+            exactness=next((each for each in LEAST_FIRST if each in self._exactness), "exact"),
         )
 
     def _drafting_share(self) -> float:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pluggy
 
+from seer_core.model.sampling import Sampling
 from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import EngineFleet
 from seer_core.ports.environment import Environment
@@ -46,6 +47,8 @@ class Startup(msgspec.Struct, frozen=True):
     """The directory of the config file."""
     workers_here: bool = True
     """Whether engines run on this machine; with a launcher they run where it puts them."""
+    sampling: Sampling = Sampling()
+    """The sampling of ``[rollout]``, without what a tokenizer has to read: bad words."""
 
     def path(self, text: str) -> Path:
         """Return a path of the config, taken relative to the config file."""

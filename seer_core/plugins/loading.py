@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from seer_core.error_origin import describe_error
 from seer_core.errors import ConfigError, PluginError, printable, quote
+from seer_core.model.sampling import Sampling, SamplingChoice
 from seer_core.plugins.config import LONGEST_NAME, Config, nearest, structure
 from seer_core.plugins.discovery import REMEDIES, offered
 from seer_core.plugins.hooks import HOOKS, Plugin, SeerPluginManager, read_hooks
@@ -200,7 +201,16 @@ def _load_kind(config: Config, kind: str) -> list[Plugin]:
 
 def startup_of(config: Config) -> Startup:
     """Return the run of a config, as hooks see it."""
-    return Startup(config.seer.seed, config.base_dir, config.seer.launcher == HERE)
+    return Startup(config.seer.seed, config.base_dir, config.seer.launcher == HERE, _sampling(config))
+
+
+def _sampling(config: Config) -> Sampling:
+    """Return the sampling of prompts that say nothing else."""
+    fields = config.rollout.sampling_over(SamplingChoice())
+    fields.pop("bad_words", None)
+    if isinstance(stop := fields.get("stop"), str):
+        fields["stop"] = (stop,) if stop else ()
+    return Sampling(**fields)
 
 
 def fill_slots(config: Config) -> Strategies:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import msgspec
 
 from seer_core.errors import ConfigError
 from seer_core.ports.clock import RealClock
-from seer_core.ports.engine import EngineFleet, ModelInfo, PlainFleet
+from seer_core.ports.engine import ChangingFleet, EngineFleet, InstanceClient, ModelInfo, PlainFleet
 
 __all__ = ["merge_fleets"]
 
@@ -45,7 +47,26 @@ def merge_fleets(fleets: Mapping[str, EngineFleet]) -> EngineFleet:
     )
     tokenizers = (fleet.tokenizer for fleet in fleets.values() if fleet.tokenizer is not None)
     engines = [engine for fleet in fleets.values() for engine in fleet.engines]
-    return PlainFleet(engines, fleets[first].clock, model, next(tokenizers, None))
+    merged = PlainFleet(engines, fleets[first].clock, model, next(tokenizers, None))
+    changing = [fleet for fleet in fleets.values() if isinstance(fleet, ChangingFleet)]
+    return (
+        MergedFleet(merged.engines, merged.clock, model, merged.tokenizer, changing) if changing else merged
+    )
+
+
+@attrs.frozen
+class MergedFleet(PlainFleet):
+    """Fleets of several kinds, of which these change while a run goes on."""
+
+    changing: Sequence[ChangingFleet]
+
+    async def follow(
+        self,
+        join: Callable[[InstanceClient], Awaitable[object]],
+        leave: Callable[[str], Awaitable[object]],
+    ) -> None:
+        """Announce what joins or leaves any of them."""
+        await asyncio.gather(*(fleet.follow(join, leave) for fleet in self.changing))
 
 
 def _agree(fleets: Mapping[str, EngineFleet], what: str, of: Callable[[ModelInfo], Any]) -> None:

@@ -49,10 +49,11 @@ def flaw_of(thing: object, protocol: type) -> str | None:
         )
         return f"it lacks {', '.join(lacking)}{hints}"
     for name, member in members.items():
-        called = inspect.isfunction(member) and implemented(thing, name) is not None
-        if called and (flaw := _call_flaw(thing, name, member)):
+        written = inspect.isfunction(member) and implemented(thing, name) is not None
+        if written and (flaw := _call_flaw(thing, name, member)):
             return flaw
-    absent = [name for name in members if name != "__len__" and implemented(thing, name) is None]
+    called = {name for name, member in members.items() if not isinstance(member, property)} - {"__len__"}
+    absent = [name for name in members if name in called and implemented(thing, name) is None]
     for own in _own_methods(thing, members):
         given = _arguments(thing, own)
         alike = [name for name in absent if given and given == _arguments(protocol, name)]
@@ -94,7 +95,13 @@ def _lacking(thing: object, members: dict[str, Any]) -> list[str]:
 
 
 def _written(thing: object, name: str) -> Any:
-    """Return a member, a method as the function that it is; None if there is none."""
+    """Return a member, a method as the function that it is; None if there is none.
+
+    A property stays one: its value may have to be asked of a server.
+    """
+    kind = thing if isinstance(thing, type) else type(thing)
+    if isinstance(static := inspect.getattr_static(kind, name, None), property):
+        return static
     found = getattr(thing, name, None)
     return getattr(found, "__func__", True if found is None and hasattr(thing, name) else found)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import attrs
@@ -17,6 +17,7 @@ from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec
 
 __all__ = [
+    "ChangingFleet",
     "ChunkEnder",
     "ChunkJob",
     "ChunkOutput",
@@ -24,6 +25,7 @@ __all__ = [
     "ChunkReceiver",
     "Clock",
     "EngineFleet",
+    "ForeignInstance",
     "HeldClock",
     "InstanceClient",
     "InstanceSink",
@@ -260,6 +262,20 @@ class PlaceSeeker(Protocol):
 
 
 @runtime_checkable
+class ForeignInstance(Protocol):
+    """The further attribute of an ``InstanceClient`` over a server that belongs to another program.
+
+    Seer neither starts nor ends it, so a loss uses up no restart: the instance comes back with its server.
+    It is a ``PlaceSeeker``, whose ``find_place`` waits for that, and waits longer after short lives.  One
+    whose owner has paused it is ``leaving``, and ``find_place`` waits until the pause is over.  The owner may
+    load new weights into it: ``update_weights`` with the source ``OWNER`` checks that, and loads none.
+    """
+
+    address: str
+    """Where the server is."""
+
+
+@runtime_checkable
 class Clock(Protocol):
     """The time a run lives on: the machine's, or a virtual one.
 
@@ -359,12 +375,33 @@ class EngineFleet(Protocol):
 
     @property
     def model(self) -> ModelInfo:
-        """The limits that a prompt must respect."""
+        """The limits that a prompt must respect.
+
+        A fleet of servers may ask them for it when it is first read, and raise an ``EngineError`` if none
+        answers; it is not read before the plug-ins have been put together.
+        """
         ...
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer; without one, prompts must be token ids."""
+        """The model's tokenizer; without one, prompts must be token ids.  It may be asked of a server too."""
+        ...
+
+
+@runtime_checkable
+class ChangingFleet(Protocol):
+    """The further method of an ``EngineFleet`` whose instances join and leave while a run goes on."""
+
+    async def follow(
+        self,
+        join: Callable[[InstanceClient], Awaitable[object]],
+        leave: Callable[[str], Awaitable[object]],
+    ) -> None:
+        """Announce instances that join or leave, by id, until it is cancelled.
+
+        Called once all ``engines`` have started.  ``join`` starts an instance, also while a rollout runs, and
+        raises an ``EngineError`` if it does not start or the others sleep; ``leave`` ends one for good.
+        """
         ...
 
 

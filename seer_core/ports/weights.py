@@ -13,13 +13,16 @@ from typing import Any, Protocol
 
 import msgspec
 
-__all__ = ["BROADCAST", "DIRECTORY", "SHARED_MEMORY", "WeightSource", "WeightSpec", "directory"]
+__all__ = ["BROADCAST", "DIRECTORY", "OWNER", "SHARED_MEMORY", "WeightSource", "WeightSpec", "directory"]
 
 BROADCAST = "broadcast"
 """Short name of the source that receives what ``BroadcastWeights`` of ``seer-worker`` sends."""
 
 DIRECTORY = "directory"
 """Short name of the source that reads a directory of safetensors, of which the runtime makes a copy."""
+
+OWNER = "owner"
+"""Short name of the source that stands for weights which a ``ForeignInstance`` has from its owner."""
 
 SHARED_MEMORY = "shared_memory"
 """Short name of the source that reads what ``SharedWeights`` has written."""

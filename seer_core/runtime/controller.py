@@ -152,7 +152,13 @@ class RolloutController:
             chunk_numbers=self._chunk_numbers,
         )
         self._extender = None if make_extender is None else make_extender(self)
-        self._tally = Tally(fleet.clock.now(), fleet.reports, fleet.degradations, len(fleet.failed))
+        self._tally = Tally(
+            fleet.clock.now(),
+            fleet.reports,
+            fleet.degradations,
+            len(fleet.failed),
+            (info.exactness for info in fleet.alive.values()),
+        )
         self.rollout = Rollout(
             self._transcripts, self._tally, fleet.clock, self.observers, self, keep, most_requests, journal
         )

@@ -22,7 +22,7 @@ from seer_core.ports.extension import MakeExtender
 from seer_core.ports.journal import Journal
 from seer_core.ports.kv import KVPool
 from seer_core.ports.policy import Observer
-from seer_core.ports.weights import WeightSpec, directory
+from seer_core.ports.weights import OWNER, WeightSpec, directory
 from seer_core.runtime.controller import RolloutController
 from seer_core.runtime.rollout import Rollout
 from seer_core.scheduling.scheduler import Slot
@@ -289,6 +289,15 @@ class Driver:
             await self._settle("update weights", WeightVersionError)
         spec = source if isinstance(source, WeightSpec) else directory(source)
         return await _to_its_end(self._fleet.update_weights(spec, version))
+
+    async def weights_changed(self, version: int | None = None) -> int:
+        """Serve weights that the owner of the servers has loaded into them, and return their version.
+
+        It is for servers that run already, as of ``engine = "remote"``; each is looked at, and one whose
+        weights differ from the others' is lost until they are the same.  ``version`` and errors are those of
+        ``update_weights``.
+        """
+        return await self.update_weights(WeightSpec(OWNER, {}), version)
 
     async def sleep(self) -> int:
         """Let all instances give memory back until ``wake``, and return how many bytes that gave.

@@ -27,7 +27,16 @@ from seer_core.plugins.config import SeerTable
 from seer_core.ports.clock import RealClock
 from seer_core.ports.contracts import implemented
 from seer_core.ports.drafting import Drafter, ResponseMemory
-from seer_core.ports.engine import ChunkReceiver, EngineFleet, InstanceClient, PlaceSeeker
+from seer_core.ports.engine import (
+    ChangingFleet,
+    ChunkReceiver,
+    EngineFleet,
+    ForeignInstance,
+    InstanceClient,
+    ModelInfo,
+    PlaceSeeker,
+    Tokenizer,
+)
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec
 from seer_core.runtime.observers import stop_strategy
@@ -82,8 +91,7 @@ class Fleet:
     ) -> None:
         self.engines: dict[str, InstanceClient] = {engine.id: engine for engine in engines.engines}
         self.clock = engines.clock
-        self.model = engines.model
-        self.tokenizer = engines.tokenizer
+        self._made = engines
         self.drafter = drafter
         self.kv_pool = kv_pool
         self.shares_sibling_tokens = False
@@ -103,6 +111,7 @@ class Fleet:
         self._lives = 0
         self._lost_early: dict[str, str] = {}
         self._restarts: dict[str, asyncio.Task[None]] = {}
+        self._following: asyncio.Task[None] | None = None
         self._without_place: set[str] = set()
         self._leaving: set[str] = set()
         self._restart_over = asyncio.Event()
@@ -111,6 +120,16 @@ class Fleet:
         self._sleep_lock = asyncio.Lock()
         self._adding = 0
         self._pool_started = False
+
+    @property
+    def model(self) -> ModelInfo:
+        """The limits that prompts must respect, which may be asked of a server when they are first read."""
+        return self._made.model
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, if there is one."""
+        return self._made.tokenizer
 
     @property
     def memory(self) -> Slot[ResponseMemory] | None:
@@ -163,11 +182,22 @@ class Fleet:
             log.info("instances_started", took_s=round(self.clock.now() - begun_s, 1))
         for name, reason in self._lost_early.items():
             self.lost(name, reason)
+        if isinstance(self._made, ChangingFleet):
+            self._following = asyncio.ensure_future(self._made.follow(self.add, self.remove))
+            self._following.add_done_callback(self._followed)
+
+    def _followed(self, task: asyncio.Task[None]) -> None:
+        """Log why no further instance joins or leaves."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("fleet_not_followed", error=f"{type(error).__name__}: {error}")
 
     async def stop(self) -> None:
         """End all engines and the KV pool; idempotent."""
         self._lives += 1
         tasks = list(self._restarts.values())
+        if self._following is not None:
+            tasks.append(self._following)
+            self._following = None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -364,7 +394,8 @@ class Fleet:
     async def _restart(self, engine: InstanceClient, reason: str, planned: bool) -> None:
         """Start a lost instance again, as often as it is allowed to; then give it up.
 
-        One that left as ``planned``, or has had no place so far, is stopped, and uses up no restart.
+        One that left as ``planned``, has had no place so far, or is another program's, is stopped, and uses
+        up no restart.
 
         An instance that was lost asleep waits: its memory belongs to another program until the others wake.
         """
@@ -546,7 +577,8 @@ class Fleet:
         del self.alive[instance_id]
         self._budget.lost(instance_id, self.clock.now())
         self._listener.apply_guarded(InstanceLost(instance_id, reason))
-        self._begin_restart(self.engines[instance_id], reason)
+        engine = self.engines[instance_id]
+        self._begin_restart(engine, reason, planned=isinstance(engine, ForeignInstance))
 
     def leaving(self, instance_id: str, reason: str) -> None:
         """Give the chunks of an instance that has to leave its place to others, and start it elsewhere."""

@@ -211,6 +211,11 @@ class Session:
         with self._use("updating weights"):
             return self._call(self.runtime.update_weights(source, version), finish=True)
 
+    def weights_changed(self, version: int | None = None) -> int:
+        """Serve weights that the servers' owner has loaded into them; see ``Runtime.weights_changed``."""
+        with self._use("looking at new weights"):
+            return self._call(self.runtime.weights_changed(version), finish=True)
+
     def reset_strategies(self) -> None:
         """Replace the strategies by fresh ones of the same configuration.
 

@@ -97,7 +97,7 @@ def test_an_instance_of_another_model_is_not_added(by_hand, hand):
 
     async def run():
         async with by_hand(x) as runtime:
-            runtime._fleet.model = msgspec.structs.replace(runtime.model, digest="one")
+            runtime._fleet._made.model = msgspec.structs.replace(runtime.model, digest="one")
             await runtime.add(same)
             with pytest.raises(EngineError, match="'z' has other model files than the prompts are made for"):
                 await runtime.add(other)

@@ -16,6 +16,7 @@ from seer_worker.kv_room import fitting_slots, slots
 from seer_core.model.sampling import CONTROLS
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_core.ports.launcher import Launcher
+from seer_vllm import KEYED_SERVER
 from seer_vllm.doctor import elsewhere, installation, machine
 from seer_vllm.drafters import OWN_METHODS
 
@@ -214,7 +215,7 @@ def vllm_environment(
     runner: Literal["auto", "first", "second"] = "first",
 ) -> dict[str, str]:
     """Return the environment of a worker, with the engine core in-process and this model runner."""
-    decided = ("VLLM_CPU_KVCACHE_SPACE", RUNNER_VARIABLE)
+    decided = ("VLLM_CPU_KVCACHE_SPACE", RUNNER_VARIABLE, KEYED_SERVER)
     # Or else vLLM wants a NUMA node for each rank on a CPU, and gives it as many threads as that has CPUs.
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **environment}
     inherited = {name: value for name, value in environment.items() if name not in decided}

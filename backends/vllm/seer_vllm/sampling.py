@@ -258,11 +258,13 @@ def install_drafts(runner: Any) -> None:
     runner._calc_spec_decode_metadata = prepare_drafts
 
 
-def install(runner: Any, end_token_ids: Collection[int]) -> VllmSampler:
+def install(
+    runner: Any, end_token_ids: Collection[int], kind: type[VllmSampler] = VllmSampler
+) -> VllmSampler:
     """Make ``runner`` sample by key; ``internals.check_runner`` has found nothing against it."""
     if runner.speculative_config is not None:
         install_drafts(runner)
-    sampler = VllmSampler(runner, end_token_ids)
+    sampler = kind(runner, end_token_ids)
     runner._sample = sampler.sample
     runner.sampler.gather_logprobs = gather_prompt_logprobs
     return sampler

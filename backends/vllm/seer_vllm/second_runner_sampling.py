@@ -157,9 +157,9 @@ class SecondRunnerSampler:
         return control(logits, rows, partial(grammars_of, self._model, logits.shape[1]))
 
 
-def install(runner: Any) -> SecondRunnerSampler:
+def install(runner: Any, kind: type[SecondRunnerSampler] = SecondRunnerSampler) -> SecondRunnerSampler:
     """Make ``runner`` sample by key; ``internals.check_second_runner`` has found nothing against it."""
-    sampler = SecondRunnerSampler(runner)
+    sampler = kind(runner)
     runner.sampler.add_request = sampler.add_request
     runner.sampler.sample = sampler.sample
     if runner.rejection_sampler is not None:

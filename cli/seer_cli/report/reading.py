@@ -269,6 +269,8 @@ class RunReader(Observer):
                     lane.number = self.finished.add_lane(lane)
                 lane.info = info
                 lane.change(now, True, "started again" if lane.changes else "started")
+                if info.exactness != "exact":
+                    lane.note(now, f"samples no better than {info.exactness}")
             case InstanceLost(name, reason) if name in self.lanes:
                 self.lanes[name].be_lost(now, reason)
             case InstanceStopped(name) if name in self.lanes:

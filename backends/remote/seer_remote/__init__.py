@@ -1,0 +1,1 @@
+"""Seer's scheduler over servers that run already, and belong to another program."""

@@ -1,0 +1,127 @@
+"""HTTP to one server: kept connections, time limits, and errors as sentences."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any, NoReturn
+
+import aiohttp
+import attrs
+import msgspec
+
+__all__ = ["UNAUTHORIZED", "Connection", "Malformed", "RefusedCall", "Unreachable"]
+
+KEEP_S = 3.0
+"""How long an idle connection is kept: less than the 5 s after which uvicorn closes it."""
+
+LONGEST_QUOTE = 300
+"""Characters of an answer that an error quotes."""
+
+UNAUTHORIZED = 401
+
+MOST_BYTES = 1 << 30
+"""Of an answer: more is none to a chunk."""
+
+
+class Unreachable(Exception):
+    """The server has not answered, or not to the end."""
+
+
+class RefusedCall(Exception):
+    """The server has answered with an error; ``status`` is HTTP's."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"it answered {status}: {' '.join(text.split())[:LONGEST_QUOTE] or 'nothing'}")
+        self.status = status
+        self.text = text
+
+
+class Malformed(Exception):
+    """The server's answer is none to what it was asked."""
+
+
+@attrs.define(eq=False)
+class Connection:
+    """One server's address, and its connections while they are open.
+
+    ``token`` is sent as a bearer's if it is not empty; ``ca_file`` names certificates to trust instead of the
+    system's.
+    """
+
+    url: str
+    token: str = ""
+    ca_file: str = ""
+    connect_timeout_s: float = 10.0
+    _session: aiohttp.ClientSession | None = None
+
+    def open(self) -> None:
+        """Make room for connections; a loop must run."""
+        if self._session is not None:
+            return
+        trusted: ssl.SSLContext | bool = True
+        if self.ca_file:
+            trusted = ssl.create_default_context(cafile=self.ca_file)
+        self._session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {self.token}"} if self.token else {},
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_S, ssl=trusted),
+        )
+
+    async def close(self) -> None:
+        """End all connections; idempotent."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+            await asyncio.sleep(0)  # its sockets close in the loop's next turn
+
+    async def get(self, path: str, limit_s: float = 10.0) -> bytes:
+        """Return the body of an answer; raises as ``post``."""
+        return await self._ask("GET", path, None, limit_s)
+
+    async def post(self, path: str, body: Any = None, limit_s: float | None = 60.0) -> bytes:
+        """Send JSON and return the body of the answer; without a limit it may take for ever.
+
+        Raises:
+            Unreachable: there was no answer, or half of one.
+            RefusedCall: its status is an error's.
+        """
+        return await self._ask("POST", path, msgspec.json.encode(body), limit_s)
+
+    async def _ask(self, method: str, path: str, body: bytes | None, limit_s: float | None) -> bytes:
+        if self._session is None:
+            raise Unreachable("the connection is closed")
+        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=self.connect_timeout_s)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        try:
+            async with self._session.request(
+                method,
+                self.url + path,
+                data=body,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+            ) as answer:
+                if (answer.content_length or 0) > MOST_BYTES:
+                    raise Malformed(f"it answers {path} with {answer.content_length:,} bytes")
+                found = await answer.read()
+                if answer.status != 200:
+                    self._refuse(answer.status, found)
+                return found
+        except TimeoutError as error:
+            raise Unreachable(
+                f"no answer to {path} within {limit_s or self.connect_timeout_s:g} s"
+            ) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Unreachable(f"{path}: {_described(error)}") from error
+
+    def _refuse(self, status: int, body: bytes) -> NoReturn:
+        text = body.decode("utf-8", "replace")
+        if status == UNAUTHORIZED:
+            known = "not the one that it was given" if self.token else "a token"
+            text = f"it wants {known}: name it in token_env or token_file of [engine.remote]"
+        raise RefusedCall(status, text)
+
+
+def _described(error: BaseException) -> str:
+    """Return an error in words; several of aiohttp's have none."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,170 @@
+"""The contract of dialects: how servers of one kind are asked, and how their answers read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from seer_core.model.arrays import TopLogprobs
+from seer_core.ports.engine import ChunkJob
+from seer_remote.connection import Connection, Malformed
+
+__all__ = [
+    "TEXT",
+    "Dialect",
+    "ServerChunk",
+    "ServerFacts",
+    "ServerLoad",
+    "Unsupported",
+    "checked",
+    "plain_sampling",
+    "read",
+]
+
+T = TypeVar("T")
+
+TEXT = "Hello, world! 3.14159 \u00e4\u00e9\u4f60\u597d\n\tdef f(x): return x ** 2  # 1,000"
+"""Two tokenizers that are not one make different tokens of it."""
+
+
+class Unsupported(Exception):
+    """The server lacks a call; the message names what starts it with that."""
+
+
+class ServerFacts(msgspec.Struct, frozen=True):
+    """The description that a server gives of itself."""
+
+    engine: str
+    """The engine's name and version."""
+    model: str
+    """The name by which it serves the model."""
+    directory: str
+    """The model's directory or name, as the server has it."""
+    max_model_tokens: int
+    vocab_size: int
+    kv_tokens: int
+    """The tokens whose KV it holds; 0 where it does not say."""
+    block_tokens: int
+    max_running: int = 0
+    """The most sequences of a step; 0 where it does not say."""
+    shares_prompts: bool = False
+    tokens_of_text: tuple[int, ...] = ()
+    """What its tokenizer makes of ``TEXT``; empty where it does not say."""
+    controls: tuple[str, ...] = ()
+    """The further fields of ``Sampling`` that it has, and that hold over chunks."""
+    lacks: tuple[str, ...] = ()
+    """What it cannot do as it was started, and how it could, in sentences."""
+
+
+class ServerLoad(msgspec.Struct, frozen=True):
+    """How busy a server is, by all its clients."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    written: float | None = None
+    """The tokens that it has written since its start; None where it does not say."""
+    paused: bool = False
+    """Whether its owner has paused it or put it to sleep."""
+
+
+class ServerChunk(msgspec.Struct):
+    """A server's answer to a chunk."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    ended: str
+    """``stop``, ``length`` or ``abort``."""
+    cached_tokens: int = 0
+    top_logprobs: TopLogprobs | None = None
+    """The most probable tokens, where the sampling asks for them."""
+    versions: tuple[str, ...] = ()
+    """The labels of the weights that wrote it, as far as the server says."""
+
+
+class Dialect(Protocol):
+    """How one server is asked; errors are those of ``Connection``, and ``Unsupported``."""
+
+    connection: Connection
+
+    @property
+    def max_temperature(self) -> float | None:
+        """The highest that it samples with, None without a limit."""
+        ...
+
+    async def facts(self) -> ServerFacts:
+        """Return what the server says of itself; sets what later calls need."""
+        ...
+
+    async def healthy(self) -> bool:
+        """Return whether it answers."""
+        ...
+
+    async def load(self) -> ServerLoad:
+        """Return how busy it is."""
+        ...
+
+    async def write(
+        self, name: str, job: ChunkJob, tokens: Sequence[int], most: int, seed: int | None, salt: str
+    ) -> ServerChunk:
+        """Have at ``most`` so many tokens written after ``tokens``, under the request id ``name``."""
+        ...
+
+    async def end(self, names: Sequence[str]) -> None:
+        """Let requests end with what they have; one that the server has not yet is none to it."""
+        ...
+
+    async def load_weights(self, directory: str, version: int) -> None:
+        """Have it load a directory, and call it so."""
+        ...
+
+
+def read(kind: type[T], body: bytes, what: str) -> T:
+    """Return an answer's body as ``kind``.
+
+    Raises:
+        Malformed: it is none.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:  # of ValidationError too
+        raise Malformed(f"its answer to {what} is none: {error}") from error
+
+
+def checked(written: ServerChunk, most: int, vocab_size: int) -> ServerChunk:
+    """Return an answer in which everything is as it must be.
+
+    Raises:
+        Malformed: it has too many tokens, tokens that are none, or log-probs that are none.
+    """
+    count = len(written.token_ids)
+    if count > most:
+        raise Malformed(f"it wrote {count} tokens where {most} were asked for")
+    if len(written.logprobs) != count:
+        raise Malformed(f"it wrote {count} tokens and {len(written.logprobs)} log-probs")
+    if count and not 0 <= min(written.token_ids) <= max(written.token_ids) < vocab_size:
+        raise Malformed(f"it wrote a token that is not within the vocabulary of {vocab_size}")
+    if not math.isfinite(sum(written.logprobs)) or max(written.logprobs, default=0.0) > 1e-3:
+        raise Malformed("it wrote log-probs that are none")
+    if written.ended not in ("stop", "length", "abort"):
+        raise Malformed(f"it ended the chunk for {written.ended!r}")
+    if written.ended == "length" and count < most:
+        raise Malformed(f"it says that {most} tokens are full, and wrote {count}")
+    written.logprobs = [min(each, 0.0) for each in written.logprobs]
+    return written
+
+
+def plain_sampling(job: ChunkJob) -> dict[str, Any]:
+    """Return the fields of a job's sampling that all servers name alike."""
+    how = job.sampling
+    return {
+        "temperature": how.temperature,
+        "top_p": how.top_p,
+        "min_p": how.min_p,
+        "repetition_penalty": how.repetition_penalty,
+        "ignore_eos": how.ignore_eos,
+        "stop_token_ids": list(how.stop_token_ids),
+    }

@@ -1,0 +1,569 @@
+"""One server as an instance: chunks are its requests, its life is its owner's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from secrets import token_hex
+from typing import Protocol
+
+import structlog
+
+from seer_core.errors import EngineError, NoPlaceError
+from seer_core.model import Exactness, InstanceInfo, Sampling
+from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.events import InstanceReported
+from seer_core.ports.drafting import Drafter, SiblingTokens, StepTimes
+from seer_core.ports.engine import ChunkJob, ChunkOutput, InstanceSink
+from seer_core.ports.kv import KVPool
+from seer_core.ports.weights import OWNER, WeightSpec
+from seer_remote.connection import Connection, Malformed, RefusedCall, Unreachable
+from seer_remote.dialect import Dialect, ServerChunk, ServerFacts, Unsupported, checked
+from seer_remote.exactness import LEVELS, PROMPT_TOKENS, Likeness, examine, look, seed_of, shape_of
+
+__all__ = ["RemoteInstance", "SiblingServers"]
+
+log = structlog.get_logger("seer")
+
+TRIES = 3
+"""How often a chunk is sent to a server that breaks off and lives."""
+AGAIN_S = 0.25
+"""The wait before a call is repeated; a request to end a chunk may come before the chunk."""
+LONGEST_PAUSE_S = 60.0
+SHORT_LIFE_S = 30.0
+"""A server that is lost so soon after its start is given more time before the next."""
+UNKNOWN_RUNNING = 256
+"""vLLM's default for the sequences of a step, where a server does not say."""
+OVERLOADED = (408, 425, 429, 502, 503, 504)
+"""HTTP's answers of a server, or of what stands before it, that may have another soon."""
+
+REMEDIES = {
+    "vllm": "`pip install seer-vllm` beside vLLM and start it with SEER_KEYED_SAMPLING=1 in its environment,"
+    " or with vLLM's second model runner and without drafts",
+    "sglang": "start it with --enable-deterministic-inference",
+}
+
+
+class SiblingServers(Protocol):
+    """The fleet, as its instances see it."""
+
+    require: Exactness
+    sampling: Sampling
+    """The sampling of the run's prompts, as far as they do not say otherwise."""
+    kv_tokens: int
+    max_running: int
+    poll_s: float
+    silence_timeout_s: float
+    version: int
+    """The version of the weights that the others have."""
+
+    def mark(self, version: int, marks: Likeness) -> tuple[str, str]:
+        """Return a fingerprint, which servers that may have the same weights have in common.
+
+        And why it is not that of the first server with this version; empty if it is.
+        """
+        ...
+
+    async def ready(self) -> None:
+        """Wait until the first server has said what all are to serve."""
+        ...
+
+    def expect(self, url: str, facts: ServerFacts) -> None:
+        """Raise EngineError if a server does not serve what the others do."""
+        ...
+
+
+class RemoteInstance:
+    """One server; ``address`` says that its life is its owner's."""
+
+    most_pause_s = LONGEST_PAUSE_S
+
+    def __init__(
+        self,
+        id: str,
+        kind: str,
+        connection: Connection,
+        siblings: SiblingServers,
+        make: Callable[[Connection], Dialect],
+    ) -> None:
+        self.id = id
+        self.address = connection.url
+        self.dialect = make(connection)
+        self._kind = kind
+        self._connection = connection
+        self._siblings = siblings
+        self._sink: InstanceSink | None = None
+        self._facts: ServerFacts | None = None
+        self._jobs: dict[str, asyncio.Task[None]] = {}
+        self._names: dict[str, str] = {}
+        """The ids under which the server has running chunks, by ours."""
+        self._ending: set[str] = set()
+        """Running chunks that are to end now."""
+        self._ender: asyncio.Task[None] | None = None
+        self._dropped: set[asyncio.Task[None]] = set()
+        """Chunks that are not wanted any more, while their connections close."""
+        self._watching: asyncio.Task[None] | None = None
+        self._run = token_hex(4)
+        self._requests = 0
+        self._turns = 0
+        """How often its cache was to be forgotten."""
+        self._version = 0
+        self._label = ""
+        self._asleep = False
+        self._levels: dict[str, Exactness] = {}
+        self._tests: dict[str, asyncio.Task[None]] = {}
+        self._noise = 0.0
+        self._started_s = 0.0
+        self._short_lives = 0
+
+    # Lives.
+
+    def set_drafter(self, drafter: Drafter | None) -> bool:
+        """Refuse drafters: a server drafts as its owner has configured it."""
+        if drafter is not None:
+            raise EngineError(
+                f"instance {self.id!r} is a server that drafts as its owner has configured it; drop the"
+                " drafter from [seer].plugins"
+            )
+        return False
+
+    def set_kv_pool(self, pool: KVPool | None) -> bool:
+        """Share no KV through a pool of Seer's."""
+        return False
+
+    async def start(self, sink: InstanceSink) -> InstanceInfo:
+        """Ask the server what it is, and test what its tokens depend on.
+
+        Raises:
+            NoPlaceError: it does not answer.
+            EngineError: it does not serve what the others do, or less exactly than is required.
+        """
+        await self._down()
+        await self._siblings.ready()
+        self._connection.open()
+        try:
+            facts = self._facts = await self._whole_facts()
+            self._siblings.expect(self.address, facts)
+            self._levels.clear()
+            self._tests.clear()
+            level = await self._level_of(self._siblings.sampling)
+            self._version = 0
+            if not self._siblings.version:  # or else the runtime looks, by ``update_weights``
+                _, flaw = await self._look(0)
+                if flaw:
+                    raise EngineError(
+                        f"instance {self.id!r} does not serve the weights that others do: {flaw}; load them"
+                        " there, or start it anew"
+                    )
+        except Unreachable as error:
+            self._short_lives += 1
+            await self._down()
+            raise NoPlaceError(
+                f"instance {self.id!r}: no server answers at {self.address}: {error}"
+            ) from error
+        except (Malformed, RefusedCall) as error:
+            await self._down()
+            raise EngineError(
+                f"instance {self.id!r}: the server at {self.address} is of no use: {error}"
+            ) from error
+        except BaseException:
+            await self._down()
+            raise
+        self._sink, self._asleep = sink, False
+        self._started_s = asyncio.get_running_loop().time()
+        self._watching = asyncio.create_task(self._watch())
+        info = self._describe(facts, level)
+        log.info(
+            "server_found",
+            instance=self.id,
+            url=self.address,
+            engine=facts.engine,
+            model=facts.model,
+            exactness=level,
+            max_running=info.max_running,
+            label=self._label,
+        )
+        for lack in facts.lacks:
+            log.warning("server_lacks", instance=self.id, url=self.address, remedy=lack)
+        return info
+
+    async def find_place(self, waiting: Callable[[str], None]) -> None:
+        """Wait until the server answers, and is neither paused nor asleep."""
+        if self._short_lives:
+            await asyncio.sleep(min(self.most_pause_s, 2.0 ** (self._short_lives - 1)))
+        said = ""
+        self._connection.open()
+        try:
+            while True:
+                missing = await self._missing()
+                if not missing:
+                    return
+                if missing != said:
+                    waiting(missing)
+                    said = missing
+                await asyncio.sleep(self._siblings.poll_s)
+        finally:
+            await self._connection.close()
+
+    async def _missing(self) -> str:
+        """Return why the server cannot be used now; empty if it can."""
+        if not await self.dialect.healthy():
+            return f"no server answers at {self.address}"
+        try:
+            paused = (await self.dialect.load()).paused
+        except (Unreachable, RefusedCall, Malformed) as error:
+            return f"the server at {self.address} is not ready: {error}"
+        return f"the server at {self.address} is paused by its owner" if paused else ""
+
+    async def stop(self) -> None:
+        """Leave the server alone; it goes on."""
+        if self._sink is not None:
+            self._turns += 1
+        await self._down()
+
+    async def _down(self) -> None:
+        self._sink = None
+        others = (each for each in (self._watching, self._ender) if each is not None)
+        tasks = [*self._jobs.values(), *self._dropped, *self._tests.values(), *others]
+        self._watching = self._ender = None
+        for table in (self._jobs, self._names, self._ending):
+            table.clear()
+        tasks = [each for each in tasks if each is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._connection.close()
+
+    async def _whole_facts(self) -> ServerFacts:
+        facts = await self.dialect.facts()
+        if not await self.dialect.healthy():
+            raise Unreachable("it is not healthy")
+        return facts
+
+    def _describe(self, facts: ServerFacts, level: Exactness) -> InstanceInfo:
+        block = facts.block_tokens
+        kv = (self._siblings.kv_tokens or facts.kv_tokens) // block * block
+        if not kv:
+            raise EngineError(
+                f"instance {self.id!r}: the server at {self.address} does not say how much KV it has; set"
+                " kv_tokens of [engine.remote], or start vLLM without --disable-log-stats"
+            )
+        return InstanceInfo(
+            self.id,
+            kv_capacity_tokens=kv,
+            block_tokens=block,
+            max_running=self._siblings.max_running or facts.max_running or UNKNOWN_RUNNING,
+            max_model_tokens=facts.max_model_tokens,
+            shares_prompts=facts.shares_prompts,
+            metrics_address=self.address.partition("//")[2],
+            exactness=level,
+        )
+
+    # Exactness.
+
+    async def _level_of(self, sampling: Sampling) -> Exactness:
+        """Return the level for a sampling, tested once for each that the server may treat in another way.
+
+        Raises:
+            EngineError: it is less than is required.
+        """
+        shape = shape_of(sampling)
+        if shape not in self._levels:
+            test = self._tests.get(shape)
+            if test is None:
+                test = self._tests[shape] = asyncio.create_task(self._test(shape, sampling))
+            await asyncio.shield(test)
+        level, required = self._levels[shape], self._siblings.require
+        if LEVELS.index(level) < LEVELS.index(required):
+            how = f" with {shape}" if shape else ""
+            raise EngineError(
+                f"instance {self.id!r}: the server at {self.address} samples{how} no better than {level!r},"
+                f" and [engine.remote].require is {required!r}; {REMEDIES[self._kind]}, or set require ="
+                f" {level!r}"
+            )
+        return level
+
+    async def _test(self, shape: str, sampling: Sampling) -> None:
+        try:
+            assert self._facts is not None
+            finding = await examine(self._try, self._facts.vocab_size, sampling)
+        finally:
+            self._tests.pop(shape, None)
+        self._noise = max(self._noise, finding.noise)
+        self._levels[shape] = finding.level
+        log.info("server_tested", instance=self.id, sampling=shape or "plain", exactness=finding.level)
+
+    async def _try(
+        self, sampling: Sampling, tokens: Sequence[int], most: int, seed: int | None
+    ) -> ServerChunk:
+        """Have the server write for a test."""
+        assert self._facts is not None
+        job = ChunkJob("", "", "", list(tokens), PROMPT_TOKENS, most, sampling, seed or 0, 0)
+        written = await self._send(self._name(), job, tokens, most, seed)
+        if len(written.token_ids) < most:
+            raise Malformed(f"it ended a test after {len(written.token_ids)} of {most} tokens")
+        return written
+
+    async def _look(self, version: int) -> tuple[str, str]:
+        """Note the marks of the server's weights; return as ``SiblingServers.mark``."""
+        assert self._facts is not None
+        marks = await look(self._try, self._facts.vocab_size, self.address, self._noise)
+        self._label = marks.label
+        fingerprint, flaw = self._siblings.mark(version, marks)
+        if flaw:
+            log.warning("weights_differ", instance=self.id, version=version, flaw=flaw)
+        return fingerprint, flaw
+
+    # Chunks.
+
+    def submit(self, job: ChunkJob) -> None:
+        """Send a chunk."""
+        if self._sink is not None:
+            self._jobs[job.id] = asyncio.create_task(self._answer(job))
+
+    def abort(self, job_id: str) -> None:
+        """Close a chunk's connection, whereupon the server drops it."""
+        task = self._jobs.pop(job_id, None)
+        self._names.pop(job_id, None)
+        self._ending.discard(job_id)
+        if task is not None:
+            self._drop(task)
+
+    def _drop(self, task: asyncio.Task[None]) -> None:
+        self._dropped.add(task)
+        task.add_done_callback(self._dropped.discard)
+        task.cancel()
+
+    def end_chunk(self, job_id: str) -> None:
+        """Have the server end it; its answer has what was written."""
+        if job_id not in self._jobs:
+            return
+        self._ending.add(job_id)
+        if self._ender is None or self._ender.done():
+            self._ender = asyncio.create_task(self._end())
+
+    async def _end(self) -> None:
+        """Ask until each chunk has ended: the server may not have had it at the first time."""
+        while self._ending:
+            await asyncio.sleep(0)  # those of one pause together
+            names = [self._names[job_id] for job_id in self._ending if job_id in self._names]
+            if names:
+                try:
+                    await self.dialect.end(names)
+                except (RefusedCall, Unreachable) as error:
+                    log.warning("chunks_not_ended", instance=self.id, error=str(error))
+            await asyncio.sleep(AGAIN_S)
+
+    async def _answer(self, job: ChunkJob) -> None:
+        """Run a chunk, and answer it once."""
+        output: ChunkOutput | None = None
+        reason = ""
+        try:
+            output = await self._written(job)
+        except Unreachable as error:
+            self._lost(str(error))
+            return
+        except (RefusedCall, Malformed, EngineError) as error:
+            reason = str(error)
+        finally:
+            if self._jobs.get(job.id) is asyncio.current_task():
+                del self._jobs[job.id]
+            self._names.pop(job.id, None)
+            self._ending.discard(job.id)
+        sink = self._sink
+        if sink is None:
+            return
+        if output is None:
+            sink.chunk_failed(self.id, job.id, reason)
+        else:
+            sink.chunk_finished(self.id, output)
+
+    async def _written(self, job: ChunkJob) -> ChunkOutput:
+        """Have a chunk written, in more than one request where its owner ends one without a token."""
+        await asyncio.sleep(0)  # the sink is not called from within submit
+        facts = self._facts
+        assert facts is not None
+        if self._asleep:
+            raise EngineError("the instance is asleep; wake it first")
+        wanted = len(job.token_ids) + job.max_tokens
+        if wanted > facts.max_model_tokens:
+            raise EngineError(f"{wanted} tokens are more than the {facts.max_model_tokens} that it takes")
+        level = await self._level_of(job.sampling)
+        seed = seed_of(level, job.seed, len(job.token_ids))
+        while True:
+            most = 1 if job.id in self._ending else job.max_tokens
+            name = self._names[job.id] = self._name()
+            written = await self._persist(name, job, most, seed)
+            if written.token_ids:
+                return self._output(job, written)
+            if written.ended == "stop":
+                raise Malformed("it ended a response without a token")
+            await asyncio.sleep(AGAIN_S)
+
+    async def _persist(self, name: str, job: ChunkJob, most: int, seed: int | None) -> ServerChunk:
+        """Send a request, again where the connection breaks and the server lives, or has too much to do."""
+        for tried in range(1, TRIES + 1):
+            try:
+                return await self._send(name, job, job.token_ids, most, seed)
+            except Unreachable:
+                if tried == TRIES or not await self.dialect.healthy():
+                    raise
+            except RefusedCall as error:
+                if error.status >= 500 and not await self.dialect.healthy():
+                    raise Unreachable(str(error)) from error
+                if tried == TRIES or error.status not in OVERLOADED:
+                    raise
+            await asyncio.sleep(AGAIN_S * 4 ** (tried - 1))
+            name = self._names[job.id] = self._name()
+        raise AssertionError("the last try raises")
+
+    async def _send(
+        self, name: str, job: ChunkJob, tokens: Sequence[int], most: int, seed: int | None
+    ) -> ServerChunk:
+        assert self._facts is not None
+        written = await self.dialect.write(name, job, tokens, most, seed, self._salt)
+        return checked(written, most, self._facts.vocab_size)
+
+    def _output(self, job: ChunkJob, written: ServerChunk) -> ChunkOutput:
+        if any(each != self._label for each in written.versions) and self._sink is not None:
+            found = " and ".join(sorted(map(repr, set(written.versions))))
+            raise Unreachable(
+                f"its weights have changed from {self._label!r} to {found} in the midst of a rollout"
+            )
+        context, tokens = len(job.token_ids), len(written.token_ids)
+        cached = min(written.cached_tokens, context - 1)
+        return ChunkOutput(
+            job_id=job.id,
+            token_ids=Tokens(written.token_ids),
+            logprobs=Logprobs(written.logprobs),
+            stopped=written.ended == "stop",
+            cached_tokens=cached,
+            prefilled_tokens=context - cached,
+            computed_tokens=context - cached + tokens - 1,
+            preemptions=0,
+            weight_version=self._version,
+            top_logprobs=written.top_logprobs,
+        )
+
+    def _name(self) -> str:
+        """Return an id for a request that no other program's have."""
+        self._requests += 1
+        return f"seer-{self._run}-{self._requests}"
+
+    @property
+    def _salt(self) -> str:
+        """A salt that keeps KV of other weights, and of before a reset, from being used."""
+        return f"seer-{self._run}-{self._version}-{self._turns}"
+
+    # Weights and caches.
+
+    def push_sibling_tokens(self, text: SiblingTokens) -> None:
+        """Do nothing: the server drafts by itself."""
+
+    def forget_group(self, group_id: str) -> None:
+        """Do nothing: the server forgets by itself."""
+
+    async def measure_steps(
+        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None = None
+    ) -> StepTimes:
+        """Refuse: the steps of a server cannot be measured from outside."""
+        raise EngineError(f"instance {self.id!r} is a server at {self.address}, whose steps are not measured")
+
+    async def reset_cache(self) -> None:
+        """Let later chunks use no KV of earlier ones."""
+        self._expect_idle("reset its cache")
+        self._turns += 1
+
+    async def update_weights(self, source: WeightSpec, version: int) -> str | None:
+        """Have the server load a directory, or look whether its owner has loaded new weights.
+
+        Raises:
+            EngineError: it cannot; it was lost.
+        """
+        self._expect_idle("load weights")
+        try:
+            if source.path != OWNER:
+                if source.directory is None:
+                    raise EngineError(
+                        f"instance {self.id!r} is a server, which loads weights from directories alone"
+                    )
+                await self.dialect.load_weights(source.directory, version)
+            self._turns += 1  # the look uses no KV of the old ones
+            fingerprint, _ = await self._look(version)
+        except Unsupported as error:
+            raise EngineError(f"instance {self.id!r}, the server at {self.address}: {error}") from error
+        except (RefusedCall, Malformed) as error:
+            raise EngineError(f"instance {self.id!r}, the server at {self.address}: {error}") from error
+        except Unreachable as error:
+            self._lost(str(error))
+            raise EngineError(f"instance {self.id!r} was lost: {error}") from error
+        self._version = self._siblings.version = version
+        return fingerprint
+
+    async def sleep(self) -> int:
+        """Take no more chunks; the server's memory is its owner's."""
+        if self._sink is None:
+            raise EngineError(f"instance {self.id!r} is down")
+        if self._jobs:
+            raise EngineError(f"instance {self.id!r} runs {len(self._jobs)} chunks")
+        self._turns += not self._asleep
+        self._asleep = True
+        return 0
+
+    async def wake(self) -> None:
+        """Take chunks again."""
+        if self._sink is None:
+            raise EngineError(f"instance {self.id!r} is down")
+        self._asleep = False
+
+    def _expect_idle(self, what: str) -> None:
+        state = "is down" if self._sink is None else "is asleep" if self._asleep else ""
+        if self._jobs:
+            state = f"runs {len(self._jobs)} chunks"
+        if state:
+            raise EngineError(f"instance {self.id!r} cannot {what}: it {state}")
+
+    # What the server does by itself.
+
+    async def _watch(self) -> None:
+        """Report the load; note when the server is gone, silent or paused."""
+        misses, loop = 0, asyncio.get_running_loop()
+        written: float | None = None
+        changed_s = loop.time()
+        while True:
+            await asyncio.sleep(self._siblings.poll_s)
+            try:
+                load = await self.dialect.load()
+            except (Unreachable, RefusedCall, Malformed) as error:
+                misses += 1
+                if misses > 1 and not await self.dialect.healthy():
+                    self._lost(f"it does not answer any more: {error}")
+                    return
+                continue
+            misses = 0
+            sink = self._sink
+            if sink is None:
+                return
+            sink.reported(InstanceReported(self.id, load.running, load.waiting, load.kv_usage))
+            if load.paused and not self._asleep:
+                sink.leaving(self.id, f"its owner has paused the server at {self.address}")
+                return
+            if not self._jobs or load.written is None or load.written != written:
+                written, changed_s = load.written, loop.time()
+            elif loop.time() - changed_s > self._siblings.silence_timeout_s:
+                self._lost(f"it has written nothing for {self._siblings.silence_timeout_s:g} s")
+                return
+
+    def _lost(self, reason: str) -> None:
+        sink, self._sink = self._sink, None
+        if sink is None:
+            return
+        lived_s = asyncio.get_running_loop().time() - self._started_s
+        self._short_lives = self._short_lives + 1 if lived_s < SHORT_LIFE_S else 0
+        for table in (self._names, self._ending):
+            table.clear()
+        jobs = [each for each in self._jobs.values() if each is not asyncio.current_task()]
+        self._jobs.clear()
+        for task in jobs:
+            self._drop(task)
+        sink.lost(self.id, f"the server at {self.address}: {reason}")

@@ -1,0 +1,216 @@
+"""SGLang's servers: ``/generate`` with token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Raw, Struct
+
+from seer_core.ports.engine import ChunkJob
+from seer_remote.connection import Connection, Malformed, RefusedCall, Unreachable
+from seer_remote.dialect import TEXT, ServerChunk, ServerFacts, ServerLoad, plain_sampling, read
+
+__all__ = ["CONTROLS", "Sglang"]
+
+CONTROLS = ("min_p", "logit_bias", "min_tokens", "stop_token_ids", "ignore_eos")
+"""What depends on the tokens before a place, and not on where the chunk begins.
+
+SGLang's penalties count what a request has written, and a chunk is a request.
+"""
+
+NO_TOKEN = 2**31 - 1
+"""A token that no vocabulary has: SGLang refuses to report on it by naming the vocabulary's size."""
+VOCABULARY = re.compile(r"valid range is \[0, (\d+)\)")
+MOST_WAITS = 60.0
+
+
+class SglangModel(Struct):
+    """One of ``/v1/models``."""
+
+    id: str
+    max_model_len: int
+
+
+class SglangModels(Struct):
+    """Answer of ``/v1/models``."""
+
+    data: list[SglangModel]
+
+
+class ServerInfo(Struct):
+    """Answer of ``/server_info``."""
+
+    version: str
+    model_path: str
+    max_total_num_tokens: int
+    page_size: int = 1
+    max_running_requests: int | None = None
+    disable_radix_cache: bool = False
+    enable_deterministic_inference: bool = False
+
+
+class SglangText(Struct):
+    """Answer of ``/tokenize``."""
+
+    tokens: list[int]
+
+
+class SglangLoad(Struct):
+    """One of ``/v1/loads``."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    token_usage: float = 0.0
+
+
+class SglangLoads(Struct):
+    """Answer of ``/v1/loads``."""
+
+    loads: list[SglangLoad]
+
+
+class Ended(Struct):
+    """The reason why a response has ended."""
+
+    type: str
+    message: str = ""
+
+
+class Meta(Struct):
+    """The report of a response."""
+
+    id: str
+    finish_reason: Ended | None
+    output_token_logprobs: list[tuple[float, int, Raw]] = []
+    cached_tokens: int = 0
+    weight_version: str = ""
+
+
+class SglangGenerated(Struct):
+    """Answer of ``/generate``."""
+
+    meta_info: Meta
+
+
+class Sglang:
+    """A server of SGLang."""
+
+    max_temperature: float | None = None
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    async def facts(self) -> ServerFacts:
+        """Ask for its arguments, its KV and its vocabulary."""
+        ask = self.connection
+        info = read(ServerInfo, await ask.get("/server_info", MOST_WAITS), "/server_info")
+        models = read(SglangModels, await ask.get("/v1/models"), "/v1/models").data
+        if not models:
+            raise Malformed("it serves no model")
+        lacks = []
+        if not info.enable_deterministic_inference:
+            lacks.append("start it with --enable-deterministic-inference: then seeds count")
+        return ServerFacts(
+            engine=f"SGLang {info.version}",
+            model=models[0].id,
+            directory=info.model_path,
+            max_model_tokens=models[0].max_model_len,
+            vocab_size=await self._vocab_size(),
+            kv_tokens=info.max_total_num_tokens,
+            block_tokens=info.page_size,
+            max_running=info.max_running_requests or 0,
+            shares_prompts=not info.disable_radix_cache,
+            tokens_of_text=await self._tokens_of_text(),
+            controls=CONTROLS,
+            lacks=tuple(lacks),
+        )
+
+    async def healthy(self) -> bool:
+        """Ask ``/ready``; ``/health`` writes a token, which takes a second."""
+        try:
+            await self.connection.get("/ready", 5.0)
+        except (Unreachable, RefusedCall):
+            return False
+        return True
+
+    async def load(self) -> ServerLoad:
+        """Ask how busy it is; it does not say how much it has written."""
+        loads = read(SglangLoads, await self.connection.get("/v1/loads?include=core"), "/v1/loads").loads
+        return ServerLoad(
+            running=sum(each.num_running_reqs for each in loads),
+            waiting=sum(each.num_waiting_reqs for each in loads),
+            kv_usage=min(1.0, max((each.token_usage for each in loads), default=0.0)),
+            written=None,
+        )
+
+    async def write(
+        self, name: str, job: ChunkJob, tokens: Sequence[int], most: int, seed: int | None, salt: str
+    ) -> ServerChunk:
+        """Have a chunk written."""
+        how = job.sampling
+        given: dict[str, Any] = plain_sampling(job) | {
+            "top_k": how.top_k or -1,
+            "max_new_tokens": most,
+            "min_new_tokens": min(most, max(0, how.min_tokens - len(tokens) + job.context_tokens)),
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+        }
+        if how.logit_bias:
+            given["logit_bias"] = {str(token): bias for token, bias in how.logit_bias.items()}
+        if seed is not None:
+            given["sampling_seed"] = seed
+        body = {
+            "rid": name,
+            "input_ids": tokens,
+            "sampling_params": given,
+            "return_logprob": True,
+            "extra_key": salt,
+        }
+        meta = read(SglangGenerated, await self.connection.post("/generate", body, None), "a chunk").meta_info
+        if meta.id != name:
+            raise Malformed(f"it answers request {meta.id!r} where {name!r} was asked for")
+        if meta.finish_reason is None:
+            raise Malformed("it answers with a part of a response")
+        pairs = meta.output_token_logprobs
+        return ServerChunk(
+            [token for _, token, _ in pairs],
+            [logprob for logprob, _, _ in pairs],
+            meta.finish_reason.type,
+            meta.cached_tokens,
+            versions=(meta.weight_version,) if meta.weight_version else (),
+        )
+
+    async def end(self, names: Sequence[str]) -> None:
+        """Abort requests: their answers come with what they have."""
+        await asyncio.gather(*(self.connection.post("/abort_request", {"rid": name}) for name in names))
+
+    async def load_weights(self, directory: str, version: int) -> None:
+        """Have it load a checkpoint."""
+        # Salts keep old KV from being used; a flush would be refused while other clients' requests run.
+        body = {"model_path": directory, "weight_version": str(version), "flush_cache": False}
+        await self.connection.post("/update_weights_from_disk", body, None)
+
+    async def _vocab_size(self) -> int:
+        body = {
+            "input_ids": [1],
+            "sampling_params": {"max_new_tokens": 1},
+            "return_logprob": True,
+            "token_ids_logprob": [NO_TOKEN],
+        }
+        try:
+            await self.connection.post("/generate", body)
+        except RefusedCall as error:
+            if (found := VOCABULARY.search(error.text)) is not None:
+                return int(found[1])
+            raise
+        raise Malformed("it does not say how large the vocabulary is")
+
+    async def _tokens_of_text(self) -> tuple[int, ...]:
+        try:
+            answer = await self.connection.post("/tokenize", {"prompt": TEXT, "add_special_tokens": True})
+            return tuple(read(SglangText, answer, "/tokenize").tokens)
+        except (RefusedCall, Malformed):
+            return ()

@@ -1,0 +1,214 @@
+"""Servers that tests share: stand-ins in this process, and real ones of vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from seer_remote.fleet import RemoteFleet
+from seer_remote.plugin import Settings, seer_make_engines
+
+from seer_core.model import Sampling
+from seer_core.plugins.hookspecs import Startup
+from tests.support.ports import reserved_port
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+PLAIN = Sampling()
+
+
+class Thread:
+    """An event loop in a thread of its own, where stand-ins serve."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def call(self, work: Any) -> Any:
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(work, self.loop)
+        return future.result(30)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+@pytest.fixture
+def fake() -> Iterator[Callable[..., Any]]:
+    """Return a function that starts a stand-in for ``vllm serve``, changed by attributes."""
+    from fake_servers import FakeVllm
+
+    thread = Thread()
+    servers: list[Any] = []
+
+    def start(**attributes: Any) -> Any:
+        server = FakeVllm()
+        for name, value in attributes.items():
+            setattr(server, name, value)
+        thread.call(server.start())
+        server.kill = lambda: thread.call(server.stop())
+        server.revive = lambda: thread.call(server.start())
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        thread.call(server.stop())
+    thread.stop()
+
+
+@pytest.fixture
+def fleet_of() -> Callable[..., RemoteFleet]:
+    """Return a function that makes the fleet of servers, with settings."""
+
+    def make(
+        *servers: Any, base_dir: Path = Path(), sampling: Sampling = PLAIN, **settings: Any
+    ) -> RemoteFleet:
+        urls = {} if "urls_file" in settings else {"urls": tuple(each.url for each in servers)}
+        chosen = Settings(**{"start_timeout_s": 0.0, "poll_s": 0.05, **urls, **settings})
+        return seer_make_engines(chosen, Startup(0, base_dir, sampling=sampling))
+
+    return make
+
+
+class ServerProcess:
+    """A server of real engines as a process group of its own; ``start`` again after ``kill``."""
+
+    def __init__(
+        self, command: list[str], environment: dict[str, str], log: Path, ready: str = "/health"
+    ) -> None:
+        with reserved_port() as port:
+            self.url = f"http://127.0.0.1:{port}"
+        self._command = [*command, "--host", "127.0.0.1", "--port", str(port)]
+        self._environment = os.environ | environment
+        self.log = log
+        self._ready = ready
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; ``await_ready`` waits until it answers."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def await_ready(self) -> None:
+        """Wait until it answers; a server that has ended never will."""
+        assert self._process is not None
+        while not self._answers():
+            try:
+                ended = self._process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                continue
+            raise AssertionError(f"the server ended with {ended}:\n{self.log.read_text('utf-8')[-4000:]}")
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}{self._ready}", timeout=5):
+                return True
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """End its group at once."""
+        process, self._process = self._process, None
+        if process is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture(scope="session")
+def serve_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
+    """Return a function that starts a ``vllm serve``; all are ended in the end.
+
+    vLLM asks for a distribution of its name, and the one for CPUs has another.
+    """
+    vllm = pytest.importorskip("vllm")
+    site = tmp_path_factory.mktemp("vllm-site")
+    info = site / f"vllm-{vllm.__version__}+cpu.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {vllm.__version__}+cpu\n")
+    environment = {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")])),
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    flags = "--dtype float32 --max-model-len 1024 --max-num-seqs 32 --block-size 32 --enforce-eager"
+    flags += " --distributed-executor-backend uni --kv-cache-memory-bytes 33554432"
+    servers: list[ServerProcess] = []
+
+    def serve(model: Path, *more: str, **variables: str) -> ServerProcess:
+        log = tmp_path_factory.mktemp("server") / "log"
+        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+        servers.append(ServerProcess([*command, *flags.split(), *more], environment | variables, log))
+        servers[-1].start()
+        return servers[-1]
+
+    yield serve
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def pair(serve_vllm: Callable[..., ServerProcess], models: tuple[Path, Path]) -> list[ServerProcess]:
+    """Two servers that sample by key."""
+    flags = ("--enable-scale-out", "--enable-prompt-tokens-details")
+    servers = [
+        serve_vllm(models[0], *flags, SEER_KEYED_SAMPLING="1", VLLM_SERVER_DEV_MODE="1") for _ in range(2)
+    ]
+    for server in servers:
+        server.await_ready()
+    return servers
+
+
+@pytest.fixture(scope="session")
+def serve_sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
+    """Return a function that starts a SGLang server of a model, once; it is ended in the end."""
+    from seer_sglang.plugin import interpreter
+
+    python = interpreter()
+    if python is None:
+        pytest.skip("SGLang is not installed")
+    site = Path(__file__).parent / "sglang_on_cpu"
+    environment = {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")])),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+    flags = (
+        "--device cpu --attention-backend torch_native --sampling-backend pytorch --disable-overlap-schedule"
+    )
+    flags += " --disable-cuda-graph --context-length 1024 --max-total-tokens 16384 --max-running-requests 32"
+    flags += " --dtype float32 --enable-deterministic-inference --enable-cache-report"
+    servers: dict[Path, ServerProcess] = {}
+
+    def serve(model: Path) -> ServerProcess:
+        if model not in servers:
+            log = tmp_path_factory.mktemp("server") / "log"
+            command = [python, "-m", "sglang.launch_server", "--model-path", str(model), *flags.split()]
+            servers[model] = ServerProcess(command, environment, log, "/ready")
+            servers[model].start()
+            servers[model].await_ready()
+        return servers[model]
+
+    yield serve
+    for server in servers.values():
+        server.kill()

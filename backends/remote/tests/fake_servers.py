@@ -1,0 +1,212 @@
+"""A stand-in for ``vllm serve`` in this process, with tokens that follow from seed and place."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+VOCAB = 96
+
+
+class FakeVllm:
+    """Serves what the dialect asks for; attributes are what a test changes.
+
+    ``noise`` is ``keyed``, ``seeded`` (the seed's noise begins anew with each request) or ``free``.
+    ``spoil`` changes the answer to a chunk; ``before`` runs before one is written.
+    """
+
+    def __init__(self, name: str = "first") -> None:
+        self.name = name
+        self.noise = "keyed"
+        self.model = "tiny"
+        self.version = "0.32.0"
+        self.max_model_len = 512
+        self.vocab = VOCAB
+        self.text_tokens = [1, 2, 3]
+        self.weights = 0
+        self.label = "default"
+        self.scale_out = True
+        self.developer = True
+        self.paused = False
+        self.token = ""
+        self.keyed_package = False
+        self.kv = True
+        self.token_s = 0.0
+        self.spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
+        self.before: Callable[[dict[str, Any]], Awaitable[Any]] | None = None
+        self.requests: list[dict[str, Any]] = []
+        self.aborted: set[str] = set()
+        self.running: set[str] = set()
+        self.written = 0
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    async def start(self) -> None:
+        app = web.Application(middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.get("/health", self._empty),
+                web.get("/version", self._version),
+                web.get("/v1/models", self._models),
+                web.get("/metrics", self._metrics),
+                web.get("/is_paused", self._is_paused),
+                web.get("/server_info", self._info),
+                web.post("/tokenize", self._tokenize),
+                web.post("/inference/v1/generate", self._generate),
+                web.post("/inference/v1/abort_requests", self._abort),
+                web.post("/v1/completions", self._complete),
+                web.post("/collective_rpc", self._load),
+                web.post("/update_weight_version", self._label),
+            ]
+        )
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    async def stop(self) -> None:
+        """End, with all connections; ``start`` serves at the same port again."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        developer = ("/is_paused", "/server_info", "/collective_rpc", "/update_weight_version")
+        if not self.developer and request.path in developer:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    async def _empty(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": self.version})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        model = {"id": self.model, "root": f"/no/{self.model}", "max_model_len": self.max_model_len}
+        return web.json_response({"data": [model]})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        lines = [
+            f'vllm:num_requests_running{{engine="0"}} {len(self.running)}.0',
+            'vllm:num_requests_waiting{engine="0"} 0.0',
+            'vllm:kv_cache_usage_perc{engine="0"} 0.25',
+            f'vllm:generation_tokens_total{{engine="0"}} {self.written}.0',
+        ]
+        if self.kv:
+            held = 'block_size="16",kv_cache_size_tokens="4112",enable_prefix_caching="True"'
+            lines.append(f'vllm:cache_config_info{{engine="0",{held}}} 1.0')
+        return web.Response(text="\n".join(lines))
+
+    async def _is_paused(self, request: web.Request) -> web.Response:
+        return web.json_response({"is_paused": self.paused})
+
+    async def _info(self, request: web.Request) -> web.Response:
+        return web.json_response({"vllm_config": {"scheduler_config": {"max_num_seqs": 32}}})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        return web.json_response({"tokens": self.text_tokens})
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        self.aborted |= set((await request.json())["request_ids"]) & self.running
+        return web.Response()
+
+    async def _load(self, request: web.Request) -> web.Response:
+        self.weights = len((await request.json())["kwargs"]["weights_path"])
+        return web.json_response({"results": [None]})
+
+    async def _label(self, request: web.Request) -> web.Response:
+        self.label = (await request.json())["new_version"]
+        return web.json_response({"success": True})
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        if not self.scale_out:
+            return web.json_response({"error": {"message": "start it with --enable-scale-out"}}, status=403)
+        body = await request.json()
+        how = body["sampling_params"]
+        name = f"generate-tokens-{body.get('request_id')}"
+        written = await self._write(name, body, body["token_ids"], how)
+        if isinstance(written, web.Response):
+            return written
+        tokens, logprobs, reason = written
+        content = [
+            {"token_id": a, "logprob": b, "top_logprobs": self._tops(a, b, how["logprobs"])}
+            for a, b in zip(tokens, logprobs, strict=True)
+        ]
+        choice = {
+            "token_ids": tokens,
+            "finish_reason": reason,
+            "logprobs": {"content": content},
+            "weight_versions": [{"version": self.label, "start": 0, "end": len(tokens)}],
+        }
+        answer = self.spoil({"request_id": name, "choices": [choice], "usage": None})
+        return answer if isinstance(answer, web.StreamResponse) else web.json_response(answer)
+
+    def _tops(self, token: int, logprob: float, wanted: int) -> list[dict[str, Any]]:
+        """Return the token itself, and behind it the most probable ones, as many as vLLM returns in all."""
+        others = [each for each in range(wanted + 1) if each != token]
+        pairs = [(token, logprob), *((each, -0.01 * (each + 1)) for each in others)]
+        return [{"token_id": a, "logprob": b} for a, b in pairs[: max(1, wanted)]]
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        name = f"cmpl-{body.get('request_id')}"
+        written = await self._write(name, body, body["prompt"], body)
+        if isinstance(written, web.Response):
+            return written
+        tokens, logprobs, reason = written
+        choice = {"token_ids": tokens, "finish_reason": reason, "logprobs": {"token_logprobs": logprobs}}
+        return web.json_response(self.spoil({"id": name, "choices": [choice]}))
+
+    async def _write(
+        self, name: str, body: dict[str, Any], context: list[int], how: dict[str, Any]
+    ) -> tuple[list[int], list[float], str] | web.Response:
+        for token in how.get("logit_bias", {}):
+            if not 0 <= int(token) < self.vocab:
+                ours = self.keyed_package and "seer" in how["extra_args"]
+                fact = "Seer samples by key" if ours else f"token_id(s) [{token}] are out"
+                message = f"{fact}. Vocabulary size: {self.vocab}"
+                return web.json_response({"error": {"message": message}}, status=400)
+        self.requests.append(body)
+        if self.before is not None:
+            await self.before(body)
+        self.running.add(name)
+        tokens: list[int] = []
+        reason = "length"
+        try:
+            while len(tokens) < how["max_tokens"]:
+                if name in self.aborted:
+                    reason = "abort"
+                    break
+                if self.token_s:
+                    await asyncio.sleep(self.token_s)
+                tokens.append(self._token([*context, *tokens], len(tokens), how))
+                self.written += 1
+        finally:
+            self.running.discard(name)
+            self.aborted.discard(name)
+        return tokens, [-0.5 - self.weights / 7 for _ in tokens], reason
+
+    def _token(self, context: list[int], place: int, how: dict[str, Any]) -> int:
+        seed: Any = how.get("seed")
+        position = len(context)
+        if how["temperature"] == 0:
+            seed, position = 0, len(context)
+        elif seed is None or self.noise == "free":
+            seed = random.random()
+        elif self.noise == "seeded":
+            position = place
+        key = f"{seed} {position} {context[-1]} {self.weights}".encode()
+        return int.from_bytes(hashlib.sha256(key).digest()[:4]) % self.vocab

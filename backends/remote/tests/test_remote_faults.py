@@ -1,0 +1,503 @@
+"""Servers that misbehave, against a stand-in in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from aiohttp import web
+from seer_session import Runtime
+from seer_testing import EngineContract
+
+from seer_core.errors import ConfigError, EngineError, PromptError
+from seer_core.model import Sampling
+from seer_core.plugins.config import RestartsTable, SeerTable
+from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.scheduling.scheduler import Policies
+from tests.support.eventually import aeventually
+
+PROMPTS = [
+    {"group_id": f"g{i}", "prompt_token_ids": [1, 2, 3, i + 4], "n": 4, "max_tokens": 40} for i in range(4)
+]
+
+
+def runtime_of(fleet, **settings):
+    table = SeerTable(restarts=RestartsTable(attempts=2, backoff_s=0.0), **settings)
+    return Runtime(Assembly(fleet, Strategies(Policies())), table)
+
+
+async def roll_out(fleet, prompts=PROMPTS, **settings):
+    async with runtime_of(fleet, **settings) as runtime:
+        return await runtime.rollout(runtime.groups(prompts)).wait()
+
+
+def responses(result):
+    return {each.request_id: list(each.token_ids) for each in result.completions}
+
+
+def refusal(fleet, **settings):
+    with pytest.raises(EngineError) as error:
+        asyncio.run(roll_out(fleet, **settings))
+    return str(error.value)
+
+
+class TestStandIn(EngineContract):
+    """The dialect and the instance keep the contract over a server without an engine."""
+
+    @pytest.fixture(autouse=True)
+    def _servers(self, fake, fleet_of):
+        servers = [fake(), fake()]
+        self.make = lambda: fleet_of(*servers)
+
+
+class TestCompletions(TestStandIn):
+    """Also over OpenAI's route, where chunks cannot be ended early."""
+
+    @pytest.fixture(autouse=True)
+    def _servers(self, fake, fleet_of):
+        servers = [fake(scale_out=False), fake(scale_out=False)]
+        self.make = lambda: fleet_of(*servers)
+
+
+def test_a_rollout_gives_the_same_on_one_server_and_on_two(fake, fleet_of):
+    one, two = fake(), fake()
+    alone = asyncio.run(roll_out(fleet_of(one)))
+    both = asyncio.run(roll_out(fleet_of(one, two)))
+    assert responses(alone) == responses(both)
+    assert both.summary.exactness == "exact"
+    assert {chunk.instance for each in both.completions for chunk in each.chunks} == {"remote-0", "remote-1"}
+
+
+# Levels.
+
+
+def test_a_server_whose_seed_repeats_its_noise_in_each_chunk_is_refused_by_default(fake, fleet_of):
+    server = fake(noise="seeded")
+    found = refusal(fleet_of(server))
+    assert f"the server at {server.url} samples no better than 'reproducible'" in found
+    assert "SEER_KEYED_SAMPLING=1" in found
+    assert "require = 'reproducible'" in found
+
+
+def test_it_serves_a_run_that_requires_less_with_a_seed_for_each_chunk(fake, fleet_of):
+    server = fake(noise="seeded")
+    result = asyncio.run(roll_out(fleet_of(server, require="reproducible")))
+    assert result.summary.exactness == "reproducible"
+    seeds = Counter(
+        each["sampling_params"]["seed"] for each in server.requests if len(each["token_ids"]) == 4
+    )
+    assert set(seeds.values()) == {1}
+
+
+def test_a_server_that_heeds_no_seed_is_sent_none(fake, fleet_of):
+    server = fake(noise="free")
+    assert "no better than 'distributed'" in refusal(fleet_of(server, require="reproducible"))
+    server.requests.clear()
+    result = asyncio.run(roll_out(fleet_of(server, require="distributed")))
+    assert result.summary.exactness == "distributed"
+    assert all(
+        "seed" not in each["sampling_params"] for each in server.requests if len(each["token_ids"]) == 4
+    )
+
+
+def test_exactness_is_tested_with_the_run_s_own_sampling(fake, fleet_of):
+    server = fake()
+
+    async def before(body):
+        server.noise = "seeded" if body["sampling_params"]["top_p"] < 1 else "keyed"
+
+    server.before = before
+    assert asyncio.run(roll_out(fleet_of(server))).summary.exactness == "exact"
+    found = refusal(fleet_of(server, sampling=Sampling(1.0, top_p=0.9)))
+    assert "samples with top_p no better than 'reproducible'" in found
+
+
+def test_a_prompt_s_own_sampling_is_tested_before_its_first_chunk(fake, fleet_of):
+    server = fake()
+
+    async def before(body):
+        server.noise = "seeded" if body["sampling_params"]["top_p"] < 1 else "keyed"
+
+    server.before = before
+    prompts = [PROMPTS[0], PROMPTS[1] | {"top_p": 0.9}]
+    result = asyncio.run(roll_out(fleet_of(server), prompts))
+    assert Counter(each.finish_reason for each in result.completions) == {"length": 4, "error": 4}
+
+
+# Siblings.
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "reason"),
+    [
+        ("model", "large", "has the model large, and the one at"),
+        ("version", "0.33.0", "has the engine vLLM 0.33.0, and the one at"),
+        ("max_model_len", 256, "has the longest context 256, and the one at"),
+        ("vocab", 80, "has the vocabulary 80, and the one at"),
+        ("text_tokens", [3, 2, 1], "have different tokenizers"),
+        ("weights", 5, "serve other weights or other models"),
+        ("label", "17", "serves weights '17', and"),
+    ],
+)
+def test_a_sibling_that_serves_something_else_is_refused_by_name(fake, fleet_of, attribute, value, reason):
+    first, second = fake(), fake(**{attribute: value})
+    found = refusal(fleet_of(first, second))
+    assert reason in found
+    assert first.url in found
+    assert second.url in found
+
+
+# Deaths and returns.
+
+
+def test_a_server_that_dies_is_missed_and_taken_in_again_when_it_returns(fake, fleet_of):
+    one, two = fake(token_s=0.005), fake(token_s=0.005)
+    fleet = fleet_of(one, two)
+    whole = responses(asyncio.run(roll_out(fleet_of(one, two))))
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            rollout = runtime.rollout(runtime.groups(PROMPTS))
+            await aeventually(lambda: two.running, "the second server runs chunks")
+            two.kill()
+            await aeventually(lambda: "remote-1" not in runtime.alive, "the loss is noticed")
+            two.revive()
+            result = await rollout.wait()
+            await aeventually(lambda: "remote-1" in runtime.alive, "the server is back")
+            return result
+
+    result = asyncio.run(play())
+    assert responses(result) == whole
+    assert result.summary.instances_lost == 1
+
+
+def test_deaths_use_up_no_restarts(fake, fleet_of):
+    one, two = fake(token_s=0.002), fake(token_s=0.002)
+    fleet = fleet_of(one, two)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            fleet.engines[1].most_pause_s = 0.0
+            for _ in range(4):
+                two.kill()
+                await aeventually(lambda: "remote-1" not in runtime.alive)
+                two.revive()
+                await aeventually(lambda: "remote-1" in runtime.alive)
+
+    asyncio.run(play())
+
+
+def test_a_run_begins_without_a_server_that_is_away(fake, fleet_of):
+    one, two = fake(), fake()
+    two.kill()
+    fleet = fleet_of(one, two)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            assert set(runtime.alive) == {"remote-0"}
+            two.revive()
+            await aeventually(lambda: len(runtime.alive) == 2)
+
+    asyncio.run(play())
+
+
+def test_a_server_that_returns_with_other_weights_is_refused(fake, fleet_of):
+    one, two = fake(), fake()
+    fleet = fleet_of(one, two)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            two.kill()
+            await aeventually(lambda: "remote-1" not in runtime.alive)
+            two.weights = 3
+            two.revive()
+            await aeventually(lambda: "remote-1" in runtime._fleet.failed)
+            return runtime._fleet.failed["remote-1"]
+
+    assert "does not serve the weights that others do" in asyncio.run(play())
+
+
+def test_an_answer_by_other_weights_is_not_taken(fake, fleet_of):
+    one, two = fake(), fake()
+    whole = responses(asyncio.run(roll_out(fleet_of(one, two))))
+    seen = asyncio.Event()
+
+    async def before(body):
+        if len(body["token_ids"]) == 4 and not seen.is_set():
+            seen.set()
+            two.label, two.weights = "18", 9
+
+    fleet = fleet_of(one, two)
+    two.before = before
+    result = asyncio.run(roll_out(fleet))
+    assert responses(result) == whole
+    assert result.summary.instances_lost == 1
+
+
+def test_a_paused_server_is_left_alone_until_its_owner_resumes_it(fake, fleet_of):
+    one, two = fake(token_s=0.002), fake(token_s=0.002)
+    fleet = fleet_of(one, two)
+    whole = responses(asyncio.run(roll_out(fleet_of(one, two))))
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            rollout = runtime.rollout(runtime.groups(PROMPTS))
+            await aeventually(lambda: two.running)
+            two.paused = True
+            await aeventually(lambda: "remote-1" not in runtime.alive)
+            result = await rollout.wait()
+            two.paused = False
+            await aeventually(lambda: "remote-1" in runtime.alive)
+            return result
+
+    result = asyncio.run(play())
+    assert responses(result) == whole
+    assert result.summary.instances_lost == 0
+
+
+def test_servers_join_and_leave_with_their_lines_of_a_file(fake, fleet_of, tmp_path):
+    one, two = fake(), fake()
+    file = tmp_path / "servers"
+    file.write_text(f"# first\n{one.url}\n")
+    fleet = fleet_of(urls_file="servers", base_dir=tmp_path)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            assert set(runtime.alive) == {"remote-0"}
+            file.write_text(f"{one.url}\n{two.url}\n")
+            await aeventually(lambda: set(runtime.alive) == {"remote-0", "remote-1"})
+            file.write_text(f"{two.url}\n")
+            await aeventually(lambda: set(runtime.alive) == {"remote-1"})
+
+    asyncio.run(play())
+
+
+# Weights.
+
+
+def test_new_weights_of_the_owner_s_are_looked_at(fake, fleet_of):
+    one, two = fake(), fake()
+    fleet = fleet_of(one, two)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            for server in (one, two):
+                server.weights, server.label = 2, "step 2"
+            assert await runtime.weights_changed() == 1
+            result = await runtime.rollout(runtime.groups(PROMPTS)).wait()
+            assert result.summary.weight_version == 1
+            one.weights, one.label = 3, "step 3"  # the other was left out
+            assert await runtime.weights_changed() == 2
+            assert len(runtime.alive) == 1
+
+    asyncio.run(play())
+
+
+def test_servers_that_were_left_out_of_an_update_are_outvoted(fake, fleet_of):
+    one, two, three = fake(), fake(), fake()
+    fleet = fleet_of(one, two, three)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            for server in (two, three):
+                server.weights = 2
+            await runtime.weights_changed()
+            left = set(runtime.alive)
+            one.weights = 2
+            await aeventually(lambda: len(runtime.alive) == 3 or "remote-0" in runtime._fleet.failed)
+            return left
+
+    assert asyncio.run(play()) == {"remote-1", "remote-2"}
+
+
+def test_a_server_that_cannot_load_weights_names_what_is_missing(fake, fleet_of, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    fleet = fleet_of(fake(developer=False))
+
+    async def play():
+        async with runtime_of(fleet, weights_dir="none") as runtime:
+            await runtime.update_weights(tmp_path)
+
+    with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
+        asyncio.run(play())
+
+
+# Answers.
+
+
+def spoil(change):
+    """Return what spoils the first answer to a prompt, and no other."""
+    done = []
+
+    def spoiled(answer):
+        [choice] = answer["choices"]
+        if len(choice["token_ids"]) == 40 and choice["weight_versions"][0]["version"] == "spoil" and not done:
+            done.append(True)
+            choice["weight_versions"][0]["version"] = "default"
+            return change(answer, choice) or answer
+        choice["weight_versions"][0]["version"] = "default"
+        return answer
+
+    return spoiled
+
+
+def shorten(choice):
+    choice["token_ids"].pop()
+    choice["logprobs"]["content"].pop()
+
+
+CHANGES = {
+    "another request's": lambda answer, choice: answer.update(request_id="generate-tokens-other"),
+    "too many tokens": lambda answer, choice: choice["token_ids"].append(1),
+    "no log-probs": lambda answer, choice: choice.update(logprobs=None),
+    "a token beyond the vocabulary": lambda answer, choice: choice["token_ids"].__setitem__(0, 4096),
+    "a negative token": lambda answer, choice: choice["token_ids"].__setitem__(0, -1),
+    "a strange end": lambda answer, choice: choice.update(finish_reason="tired"),
+    "a full chunk that is not": lambda answer, choice: shorten(choice),
+    "two responses": lambda answer, choice: answer["choices"].append(choice),
+    "no response": lambda answer, choice: answer.update(choices=[]),
+    "half of it": lambda answer, choice: web.Response(
+        body=b'{"request_id": "gen', content_type="application/json"
+    ),
+    "an error": lambda answer, choice: web.Response(status=500, text="out of memory"),
+    "too busy": lambda answer, choice: web.Response(status=503, text="later"),
+    "no such route": lambda answer, choice: web.Response(status=404, text="Not Found"),
+    "a redirection": lambda answer, choice: web.Response(
+        status=307, headers={"Location": "http://example.com/"}
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_answer_that_is_none_costs_a_chunk_and_no_response(fake, fleet_of, change):
+    server = fake()
+    whole = responses(asyncio.run(roll_out(fleet_of(server))))
+    fleet = fleet_of(server)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            server.label = "spoil"
+            server.spoil = spoil(CHANGES[change])
+            return await runtime.rollout(runtime.groups(PROMPTS)).wait()
+
+    assert responses(asyncio.run(play())) == whole
+
+
+def test_a_connection_that_breaks_is_made_again(fake, fleet_of):
+    server = fake()
+    whole = responses(asyncio.run(roll_out(fleet_of(server))))
+    broken = []
+
+    async def before(body):
+        if len(body["token_ids"]) == 4 and len(broken) < 3:
+            broken.append(body["request_id"])
+            raise ConnectionResetError
+
+    fleet = fleet_of(server)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            server.before = before
+            return await runtime.rollout(runtime.groups(PROMPTS)).wait()
+
+    result = asyncio.run(play())
+    assert len(broken) == 3
+    assert responses(result) == whole
+
+
+def test_a_silent_server_counts_as_lost(fake, fleet_of):
+    one, two = fake(), fake()
+    whole = responses(asyncio.run(roll_out(fleet_of(one, two))))
+    hung = []
+
+    async def before(body):
+        if len(body["token_ids"]) == 4 and not hung:
+            hung.append(True)
+            await asyncio.Event().wait()
+
+    fleet = fleet_of(one, two, silence_timeout_s=0.3)
+    two.before = before
+    result = asyncio.run(roll_out(fleet))
+    assert responses(result) == whole
+    assert result.summary.instances_lost == 1
+
+
+# Controls.
+
+
+def test_controls_that_hold_over_chunks_are_sent_with_what_they_need(fake, fleet_of):
+    server = fake(keyed_package=True)
+    fleet = fleet_of(server)
+    prompt = PROMPTS[0] | {"n": 1, "min_tokens": 10, "logit_bias": {"5": 1.5}, "presence_penalty": 0.5}
+    asyncio.run(roll_out(fleet, [prompt]))
+    [sent] = [each for each in server.requests if len(each["token_ids"]) == 4]
+    how = sent["sampling_params"]
+    assert how["min_tokens"] == 10
+    assert how["logit_bias"] == {"5": 1.5}
+    assert how["presence_penalty"] == 0.5
+    assert how["extra_args"] == {"context_tokens": 4}
+
+
+def test_controls_of_our_sampler_are_refused_where_it_is_not(fake, fleet_of):
+    with pytest.raises(PromptError, match="presence_penalty"):
+        asyncio.run(roll_out(fleet_of(fake()), [PROMPTS[0] | {"presence_penalty": 0.5}]))
+
+
+def test_a_server_with_our_sampler_and_one_without_are_no_siblings(fake, fleet_of):
+    assert "has the controls" in refusal(fleet_of(fake(keyed_package=True), fake()))
+
+
+def test_the_most_probable_tokens_come_without_the_token_itself(fake, fleet_of):
+    result = asyncio.run(roll_out(fleet_of(fake()), [PROMPTS[0] | {"top_logprobs": 2}]))
+    for completion in result.completions:
+        assert completion.top_logprobs is not None
+        for token, pairs in zip(completion.token_ids, completion.top_logprobs, strict=True):
+            assert [each for each, _ in pairs] == [each for each in range(3) if each != token][:2]
+
+
+# Settings.
+
+
+def test_a_token_that_is_missing_or_wrong_is_named(fake, fleet_of, tmp_path, monkeypatch):
+    server = fake(token="secret")
+    assert "it wants a token: name it in token_env or token_file" in refusal(fleet_of(server))
+    file = tmp_path / "tokens"
+    file.write_text("wrong\n")
+    assert "not the one that it was given" in refusal(
+        fleet_of(server, token_file="tokens", base_dir=tmp_path)
+    )
+    file.write_text(f"wrong\n{server.url} secret\n")
+    asyncio.run(roll_out(fleet_of(server, token_file="tokens", base_dir=tmp_path)))
+    monkeypatch.setenv("ENGINES", "secret")
+    asyncio.run(roll_out(fleet_of(server, token_env="ENGINES")))
+    with pytest.raises(ConfigError, match="the variable NONE is not set"):
+        fleet_of(server, token_env="NONE")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"urls": ()}, "names no server"),
+        ({"urls": ("http://a:1", "http://a:1/")}, "is named twice"),
+        ({"urls": ("localhost:8000",)}, "is no address"),
+        ({"urls": ("ftp://a:1",)}, "is no address"),
+        ({"urls": ("http://user:word@a:1",)}, "more than host, port and path"),
+        ({"urls": ("http://a:99999",)}, "is no address"),
+        ({"urls": ("https://a:1",), "ca_file": "nowhere.pem"}, "cannot be read"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_anything_is_asked(fleet_of, settings, reason):
+    with pytest.raises(ConfigError, match=reason):
+        fleet_of(**settings)
+
+
+def test_no_server_at_all_is_named(fleet_of, fake):
+    server = fake()
+    server.kill()
+    assert f"no server answers: {server.url}" in refusal(fleet_of(server))
+
+
+def test_a_server_that_hides_its_kv_is_refused(fake, fleet_of):
+    assert "set kv_tokens" in refusal(fleet_of(fake(kv=False)))
+    asyncio.run(roll_out(fleet_of(fake(kv=False), kv_tokens=4096)))

@@ -1,0 +1,155 @@
+"""Stock ``vllm serve`` processes as Seer's engines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from seer_session import Session
+from seer_testing import EngineContract
+
+from seer_core.errors import EngineError
+from tests.support.eventually import eventually
+
+pytestmark = pytest.mark.engine
+
+CONTROLS = [
+    {},
+    {"presence_penalty": 1.5, "frequency_penalty": -0.5, "repetition_penalty": 1.2},
+    {"min_p": 0.05, "logit_bias": {"5": 3.0, "6": 3.0}, "bad_words": [[5, 6], [7]], "top_logprobs": 2},
+    {
+        "temperature": 0.9,
+        "top_p": 0.95,
+        "top_k": 40,
+        "allowed_token_ids": list(range(3, 90)),
+        "min_tokens": 30,
+    },
+]
+PROMPTS = [
+    {"group_id": f"g{i}", "prompt": " ".join(f"w{3 + (i * 31 + j * 7) % 120}" for j in range(20)), "n": 4}
+    | more
+    for i, more in enumerate(CONTROLS)
+]
+PLAIN = [{name: each[name] for name in ("group_id", "prompt", "n")} for each in PROMPTS]
+
+
+@pytest.fixture
+def session_of(tmp_path):
+    """Return a function that makes a session of an engine's table, in chunks of so many tokens or whole."""
+
+    def make(engine, chunk_tokens=None, **table):
+        plugins = [] if chunk_tokens is None else ["divided_rollout"]
+        lines = [
+            "[seer]",
+            f"engine = {json.dumps(engine)}",
+            f"plugins = {json.dumps(plugins)}",
+            "[rollout]",
+            "max_tokens = 96",
+            "ignore_eos = true",
+            f"[engine.{engine}]",
+            *(f"{name} = {json.dumps(value)}" for name, value in table.items()),
+        ]
+        if chunk_tokens is not None:
+            lines += ["[plugin.divided_rollout]", f"chunk_tokens = {chunk_tokens}"]
+        config = tmp_path / f"{engine}-{chunk_tokens}.toml"
+        config.write_text("\n".join(lines))
+        return Session(config)
+
+    return make
+
+
+def responses(result):
+    return {each.request_id: list(each.token_ids) for each in result.completions}
+
+
+def logprobs(result):
+    return [
+        logprob
+        for each in sorted(result.completions, key=lambda each: each.request_id)
+        for logprob in each.logprobs
+    ]
+
+
+def tops(result):
+    return {
+        each.request_id: [[token for token, _ in place] for place in each.top_logprobs]
+        for each in result.completions
+        if each.top_logprobs is not None
+    }
+
+
+class TestVllmServers(EngineContract):
+    """Two of them keep the contract of engines."""
+
+    shared = True
+    patience_s = 300.0
+
+    @pytest.fixture(autouse=True)
+    def _servers(self, pair, fleet_of, models):
+        self.make = lambda: fleet_of(*pair, poll_s=0.5)
+        self.weights = str(models[1])
+
+
+def test_responses_are_those_of_seer_s_own_engine_whole_or_divided(pair, session_of, models):
+    own = session_of(
+        "vllm",
+        model=str(models[0]),
+        dtype="float32",
+        max_model_tokens=1024,
+        kv_cache_bytes=32 << 20,
+        block_size=32,
+    )
+    with own as session:
+        wanted = session.rollout(PROMPTS, 0)
+    urls = [server.url for server in pair]
+    for chunk_tokens in (None, 20):
+        with session_of("remote", chunk_tokens, urls=urls) as session:
+            session.update_weights(models[0])
+            found = session.rollout(PROMPTS, 0)
+        assert responses(found) == responses(wanted)
+        assert logprobs(found) == pytest.approx(logprobs(wanted), abs=1e-4)
+        assert found.summary.exactness == "exact"
+        assert tops(found) == tops(wanted)
+    assert found.summary.chunks == 16 * 5
+
+
+def test_a_killed_server_costs_no_response_and_is_taken_in_again(pair, session_of, models):
+    urls = [server.url for server in pair]
+    long = [prompt | {"max_tokens": 400} for prompt in PLAIN]
+    short = PLAIN[0] | {"group_id": "short", "max_tokens": 4, "n": 1}
+    with session_of("remote", 16, urls=urls) as session:
+        session.update_weights(models[0])
+        whole = session.rollout([*long, short], 0)
+        completions = []
+        for completion in session.stream([*long, short], 0):
+            if not completions:
+                pair[1].kill()
+            completions.append(completion)
+        assert {each.request_id: list(each.token_ids) for each in completions} == responses(whole)
+        assert session.result.summary.instances_lost == 1
+        pair[1].start()
+        pair[1].await_ready()
+        eventually(lambda: "remote-1" in session.runtime.alive, logs=[pair[1].log])
+        again = session.rollout(long, 0)
+        assert responses(again).items() <= responses(whole).items()
+        ran_on = {chunk.instance for each in again.completions for chunk in each.chunks}
+        assert ran_on == {"remote-0", "remote-1"}
+
+
+def test_a_stock_server_is_refused_by_default_and_serves_a_run_that_requires_less(
+    serve_vllm, session_of, models
+):
+    """Without our package at work, without tokens in and out, and without developer's routes."""
+    server = serve_vllm(models[0])
+    server.await_ready()
+    with pytest.raises(EngineError, match="samples no better than 'reproducible'"):
+        session_of("remote", urls=[server.url]).start()
+    results = []
+    for _ in range(2):
+        with session_of("remote", 32, urls=[server.url], require="reproducible") as session:
+            results.append(session.rollout(PLAIN, 0))
+            with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
+                session.update_weights(models[1])
+    assert responses(results[0]) == responses(results[1])
+    assert results[0].summary.exactness == "reproducible"
+    server.kill()
