@@ -315,8 +315,7 @@ def _override(tree: dict[str, Any], text: str) -> str:
     parts = key.strip().split(".")
     if not equals or not all(parts) or len(parts) < 2:
         raise ConfigError(
-            f"--set {quote(text)} is not KEY=VALUE with a dotted key;"
-            " for example: --set seer.seed=1"
+            f"--set {quote(text)} is not KEY=VALUE with a dotted key; for example: --set seer.seed=1"
         )
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]

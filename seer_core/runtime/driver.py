@@ -293,7 +293,7 @@ class Driver:
     async def weights_changed(self, version: int | None = None) -> int:
         """Serve weights that the owner of the servers has loaded into them, and return their version.
 
-        It is for servers that run already, as of ``engine = "remote"``; each is looked at, and one whose
+        It is for servers that run already and belong to others; each is looked at, and one whose
         weights differ from the others' is lost until they are the same.  ``version`` and errors are those of
         ``update_weights``.
         """
