@@ -91,16 +91,17 @@ def _lacking(thing: object, members: dict[str, Any]) -> list[str]:
     wanted = [name for name, member in members.items() if not _open(member)]
     if isinstance(thing, type):
         wanted = [name for name in wanted if inspect.isfunction(members[name])]
-    return sorted(name for name in wanted if _written(thing, name) in (None, members[name]))
+    return sorted(name for name in wanted if _written(thing, name, members[name]) in (None, members[name]))
 
 
-def _written(thing: object, name: str) -> Any:
+def _written(thing: object, name: str, member: Any = None) -> Any:
     """Return a member, a method as the function that it is; None if there is none.
 
-    A property stays one: its value may have to be asked of a server.
+    A property stays one where the contract has one: its value may have to be asked of a server.
     """
     kind = thing if isinstance(thing, type) else type(thing)
-    if isinstance(static := inspect.getattr_static(kind, name, None), property):
+    static = inspect.getattr_static(kind, name, None)
+    if isinstance(static, property) and isinstance(member, property):
         return static
     found = getattr(thing, name, None)
     return getattr(found, "__func__", True if found is None and hasattr(thing, name) else found)

@@ -11,6 +11,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def fake() -> Iterator[Callable[..., Any]]:
     yield start
     for server in servers:
         thread.call(server.stop())
+        server.release()
     thread.stop()
 
 
@@ -89,8 +91,9 @@ class ServerProcess:
     def __init__(
         self, command: list[str], environment: dict[str, str], log: Path, ready: str = "/health"
     ) -> None:
-        with reserved_port() as port:
-            self.url = f"http://127.0.0.1:{port}"
+        self._reserved = ExitStack()
+        port = self._reserved.enter_context(reserved_port())
+        self.url = f"http://127.0.0.1:{port}"
         self._command = [*command, "--host", "127.0.0.1", "--port", str(port)]
         self._environment = os.environ | environment
         self.log = log
@@ -128,8 +131,13 @@ class ServerProcess:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
+    def close(self) -> None:
+        """End it for good, and give its port back."""
+        self.kill()
+        self._reserved.close()
 
-@pytest.fixture(scope="session")
+
+@pytest.fixture(scope="module")
 def serve_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
     """Return a function that starts a ``vllm serve``; all are ended in the end.
 
@@ -161,10 +169,10 @@ def serve_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
 
     yield serve
     for server in servers:
-        server.kill()
+        server.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pair(serve_vllm: Callable[..., ServerProcess], models: tuple[Path, Path]) -> list[ServerProcess]:
     """Two servers that sample by key."""
     flags = ("--enable-scale-out", "--enable-prompt-tokens-details")
@@ -176,7 +184,7 @@ def pair(serve_vllm: Callable[..., ServerProcess], models: tuple[Path, Path]) ->
     return servers
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def serve_sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
     """Return a function that starts a SGLang server of a model, once; it is ended in the end."""
     from seer_sglang.plugin import interpreter
@@ -211,4 +219,4 @@ def serve_sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
     yield serve
     for server in servers.values():
-        server.kill()
+        server.close()

@@ -6,9 +6,12 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from typing import Any
 
 from aiohttp import web
+
+from tests.support.ports import reserved_port
 
 VOCAB = 96
 
@@ -45,7 +48,8 @@ class FakeVllm:
         self.written = 0
         self.url = ""
         self._runner: web.AppRunner | None = None
-        self._port = 0
+        self._reserved = ExitStack()
+        self._port = self._reserved.enter_context(reserved_port())  # also while it is dead
 
     async def start(self) -> None:
         app = web.Application(middlewares=[self._guard])
@@ -69,7 +73,6 @@ class FakeVllm:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
         await site.start()
-        self._port = self._runner.addresses[0][1]
         self.url = f"http://127.0.0.1:{self._port}"
 
     async def stop(self) -> None:
@@ -77,6 +80,10 @@ class FakeVllm:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
+
+    def release(self) -> None:
+        """Give its port back."""
+        self._reserved.close()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:

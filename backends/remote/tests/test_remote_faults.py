@@ -158,10 +158,12 @@ def test_a_server_that_dies_is_missed_and_taken_in_again_when_it_returns(fake, f
 
     async def play():
         async with runtime_of(fleet) as runtime:
+            two.token_s = 60.0  # so that it ends no chunk
             rollout = runtime.rollout(runtime.groups(PROMPTS))
             await aeventually(lambda: two.running, "the second server runs chunks")
             two.kill()
             await aeventually(lambda: "remote-1" not in runtime.alive, "the loss is noticed")
+            two.token_s = 0.005
             two.revive()
             result = await rollout.wait()
             await aeventually(lambda: "remote-1" in runtime.alive, "the server is back")

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv-sglang/bin/python"
-ROOMS = ("serving/server", "cli", "plugins/prometheus", "plugins/journal")
+FOLDERS = ("serving/server", "cli", "host", "session", "trace", "plugins/prometheus", "plugins/journal")
 
 pytestmark = pytest.mark.engine
 
@@ -30,7 +30,7 @@ def read(byte_model):
 
     def run(*asked):
         lines = "".join(json.dumps(each) + "\n" for each in asked)
-        paths = os.pathsep.join(str(ROOT / each) for each in ROOMS)
+        paths = os.pathsep.join(str(ROOT / each) for each in FOLDERS)
         command = [PYTHON, Path(__file__).with_name("sglang_readings.py"), byte_model]
         done = subprocess.run(
             command, input=lines, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
