@@ -75,11 +75,11 @@ class PromptGroup(msgspec.Struct, frozen=True):
     """Whether an environment answers the turns of its responses; the rollout sets it."""
     trajectories: tuple[str, ...] = ()
     """The trajectory of which each response is one turn; empty for none. Their KV stays in the KV pool, for
-    the next turn, until ``Runtime.forget`` of it.
+    the next turn, until ``Driver.forget`` of it.
     """
     family: str = ""
     """The family that it is of; empty for none. Groups of a family are siblings to each other: the lengths
-    and the texts of their responses help all of them, until ``Runtime.forget`` of it.
+    and the texts of their responses help all of them, until ``Driver.forget`` of it.
     """
 
 

@@ -473,7 +473,7 @@ class Fleet:
     # Weights and caches.
 
     async def update_weights(self, source: WeightSpec, version: int | None = None) -> int:
-        """Load new weights into every instance and return their version; see ``Runtime.update_weights``."""
+        """Load new weights into every instance and return their version; see ``Driver.update_weights``."""
         number = self.weights.next(version)
         with self.weights.change():
             engines = {name: self.engines[name] for name in self.alive}
@@ -485,7 +485,7 @@ class Fleet:
         return number
 
     async def sleep(self) -> int:
-        """Let all instances, none of which is being started, give memory back; see ``Runtime.sleep``."""
+        """Let all instances, none of which is being started, give memory back; see ``Driver.sleep``."""
         if self._adding:
             raise EngineError("an instance is being added; wait for that before the others sleep")
         async with self._sleep_lock:
@@ -508,7 +508,7 @@ class Fleet:
             return sum(freed.values())
 
     async def wake(self) -> None:
-        """Let all instances take their memory again; see ``Runtime.wake``."""
+        """Let all instances take their memory again; see ``Driver.wake``."""
         async with self._sleep_lock:
             if self.asleep:
                 await self._rouse()
