@@ -53,6 +53,6 @@ class CompareTable(Struct, frozen=True):
 
 
 def compare_table(config: Config) -> CompareTable:
-    """Return the table of a config."""
-    table: CompareTable = config.tables["compare"]
+    """Return the table of a config; the defaults where it has none."""
+    table: CompareTable = config.tables.get("compare", CompareTable())
     return table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ from seer_cli.stats import Stats
 from seer_core.errors import PluginError
 from seer_core.model import InstanceInfo, PromptGroup
 from seer_core.plugins.config import Config
+from seer_core.plugins.discovery import offered
 
 __all__ = [
     "EMULATORS",
@@ -101,7 +101,7 @@ def find_emulator(config: Config) -> Emulator | str:
         ConfigError: it asks for something that there is not.
         PluginError: what should make it cannot be imported.
     """
-    for point in entry_points(group=EMULATORS):
+    for point in offered(EMULATORS):
         try:
             make: Callable[[Config], Emulator] = point.load()
         except Exception as error:

@@ -174,7 +174,7 @@ class Config(Struct, frozen=True):
     rollout: RolloutTable
     """The table ``[rollout]``."""
     tables: Mapping[str, Any]
-    """Further tables, by the names that installed commands give them, each as its class."""
+    """Further tables that are there, by the names that installed commands give them, each as its class."""
     engine: Mapping[str, Mapping[str, Any]]
     """The tables ``[engine.NAME]`` by name, not yet checked; those of engines that are not used, too."""
     plugin: Mapping[str, Mapping[str, Any]]
@@ -266,7 +266,7 @@ def make_config(
     return Config(
         seer,
         structure(_table(tree, "rollout"), RolloutTable, "rollout"),
-        {name: structure(_table(tree, name), point.load(), name) for name, point in further.items()},
+        {name: structure(_table(tree, name), further[name].load(), name) for name in further if name in tree},
         _tables(tree, "engine"),
         _tables(tree, "plugin"),
         _tables(tree, "kv_pool"),

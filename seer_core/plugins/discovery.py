@@ -17,9 +17,9 @@ TABLES = "seer.tables"
 
 def offered(group: str) -> EntryPoints:
     """Return the entry points of a group, of everything installed; imports none."""
-    return _offered_on(tuple(sys.path), group)
+    return _offered_on(tuple(sys.path)).select(group=group)
 
 
 @cache
-def _offered_on(path: tuple[str, ...], group: str) -> EntryPoints:
-    return entry_points(group=group)
+def _offered_on(path: tuple[str, ...]) -> EntryPoints:
+    return entry_points()

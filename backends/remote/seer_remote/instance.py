@@ -490,9 +490,7 @@ class RemoteInstance:
                 await self.dialect.load_weights(source.directory, version)
             self._turns += 1  # the look uses no KV of the old ones
             fingerprint, _ = await self._look(version)
-        except Unsupported as error:
-            raise EngineError(f"instance {self.id!r}, the server at {self.address}: {error}") from error
-        except (RefusedCall, Malformed) as error:
+        except (Unsupported, RefusedCall, Malformed) as error:
             raise EngineError(f"instance {self.id!r}, the server at {self.address}: {error}") from error
         except Unreachable as error:
             self._lost(str(error))
