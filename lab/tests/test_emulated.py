@@ -152,7 +152,7 @@ def test_a_model_that_there_is_not_is_named(config):
 
 
 def test_without_the_laboratory_a_line_says_what_to_install(compared, monkeypatch):
-    monkeypatch.setattr(emulation, "entry_points", lambda group: ())
+    monkeypatch.setattr(emulation, "offered", lambda group: ())
     printed, arms = compared(*FEW)
     [line] = [line for line in printed.splitlines() if "seer-lab" in line]
     assert re.fullmatch(r"no table of \[compare.emulated\], for which seer-lab .*: run .+", line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
+from typing import Any
 
 __all__ = ["REMEDIES", "TABLES", "offered"]
 
@@ -17,9 +18,10 @@ TABLES = "seer.tables"
 
 def offered(group: str) -> EntryPoints:
     """Return the entry points of a group, of everything installed; imports none."""
-    return _offered_on(tuple(sys.path)).select(group=group)
+    found: EntryPoints = _offered_on(tuple(sys.path)).select(group=group)
+    return found
 
 
 @cache
-def _offered_on(path: tuple[str, ...]) -> EntryPoints:
+def _offered_on(path: tuple[str, ...]) -> Any:  # of a class that Python 3.12 has no more
     return entry_points()
