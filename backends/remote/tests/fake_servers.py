@@ -46,6 +46,8 @@ class FakeVllm:
         self.aborted: set[str] = set()
         self.running: set[str] = set()
         self.written = 0
+        self.others_write = False
+        """Whether it writes for other clients too, each time that it is asked how much it has written."""
         self.url = ""
         self._runner: web.AppRunner | None = None
         self._reserved = ExitStack()
@@ -106,6 +108,7 @@ class FakeVllm:
         return web.json_response({"data": [model]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        self.written += self.others_write
         lines = [
             f'vllm:num_requests_running{{engine="0"}} {len(self.running)}.0',
             'vllm:num_requests_waiting{engine="0"} 0.0',

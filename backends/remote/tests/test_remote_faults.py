@@ -244,10 +244,12 @@ def test_a_paused_server_is_left_alone_until_its_owner_resumes_it(fake, fleet_of
 
     async def play():
         async with runtime_of(fleet) as runtime:
+            two.token_s = 60.0  # so that it ends no chunk
             rollout = runtime.rollout(runtime.groups(PROMPTS))
             await aeventually(lambda: two.running)
             two.paused = True
             await aeventually(lambda: "remote-1" not in runtime.alive)
+            two.token_s = 0.002
             result = await rollout.wait()
             two.paused = False
             await aeventually(lambda: "remote-1" in runtime.alive)
@@ -409,14 +411,18 @@ def test_a_connection_that_breaks_is_made_again(fake, fleet_of):
 
 
 def test_a_silent_server_counts_as_lost(fake, fleet_of):
-    one, two = fake(), fake()
+    one, two = fake(others_write=True), fake(others_write=True)
     whole = responses(asyncio.run(roll_out(fleet_of(one, two))))
     hung = []
 
     async def before(body):
         if len(body["token_ids"]) == 4 and not hung:
             hung.append(True)
-            await asyncio.Event().wait()
+            two.others_write = False
+            try:
+                await asyncio.Event().wait()
+            finally:
+                two.others_write = True
 
     fleet = fleet_of(one, two, silence_timeout_s=0.3)
     two.before = before
