@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
@@ -56,6 +59,8 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
     """The trajectory of which the response is one turn; empty for none. A KV pool keeps its KV, also once the
     response is over, until the engine's ``forget_group`` of it.
     """
+    attachments: Mapping[str, Any] = {}
+    """The prompt's own fields for the engine, which nothing else reads."""
 
     @property
     def context_tokens(self) -> int:
@@ -97,6 +102,8 @@ class ChunkOutput(msgspec.Struct, frozen=True, gc=False):
     """The most probable tokens at the place of each new token, where the sampling asks for them."""
     prompt_logprobs: PromptLogprobs | None = None
     """The log-probs of the prompt, from a request's first chunk, where the sampling asks for them."""
+    attachments: dict[str, Any] = {}
+    """What the engine has answered beside that, for the user."""
 
 
 class ChunkPiece(msgspec.Struct, frozen=True, gc=False):

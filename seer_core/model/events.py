@@ -80,6 +80,8 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """The family that it is of, whose groups are siblings to each other; empty for none."""
     home: str = ""
     """The instance that has the KV of its trajectory; empty for none."""
+    whole: bool = False
+    """Whether its responses are not divided, for the engines cannot go on with one under its sampling."""
 
 
 class GroupsSubmitted(msgspec.Struct, frozen=True, tag=True):

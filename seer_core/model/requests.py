@@ -81,6 +81,10 @@ class PromptGroup(msgspec.Struct, frozen=True):
     """The family that it is of; empty for none. Groups of a family are siblings to each other: the lengths
     and the texts of their responses help all of them, until ``Driver.forget`` of it.
     """
+    attachments: Mapping[str, Any] = {}
+    """Further fields for an engine that takes some, such as images or an adapter: they go to it unread with
+    each chunk.
+    """
 
 
 def request_seed(group_seed: int, index: int) -> int:
@@ -149,6 +153,8 @@ class GroupContext:
     """The family that it is of; empty for none."""
     informed: bool = False
     """Whether responses of its family had finished when it came, so that it needs no probe."""
+    whole: bool = False
+    """Whether its responses are not divided, for the engines cannot go on with one under its sampling."""
 
     @property
     def estimate_tokens(self) -> int:
@@ -387,6 +393,8 @@ class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
     """The count at index j is of the steps that accepted at least j + 1 draft tokens."""
     pool_tokens: int = 0
     """The tokens of its context whose KV came from the pool."""
+    attachments: dict[str, Any] = {}
+    """The engine's own fields of its answer, unread."""
 
 
 class TurnRecord(msgspec.Struct, frozen=True, gc=False):

@@ -54,6 +54,10 @@ class ModelInfo(msgspec.Struct, frozen=True):
     max_temperature: float | None = None
     digest: str = ""
     controls: tuple[str, ...] = ()
+    whole_controls: tuple[str, ...] = ()
+    """Those of ``controls`` under which the engines cannot go on with a response: it is not divided."""
+    takes_attachments: bool = False
+    """Whether prompts may have ``attachments`` for the engines."""
 
 
 class ChunkReceiver(Protocol):

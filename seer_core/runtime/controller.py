@@ -194,7 +194,13 @@ class RolloutController:
         if self._extender is not None:
             groups = [msgspec.structs.replace(group, turns=True) for group in groups]
         written, earlier = self._written(groups), self._earlier(groups)
-        specs = tuple(map(transcripts.add, groups, written, earlier, map(self._home, groups)))
+        whole = set(fleet.model.whole_controls)
+        specs = tuple(
+            transcripts.add(
+                group, *more, self._home(group), whole=not whole.isdisjoint(group.sampling.controls)
+            )
+            for group, *more in zip(groups, written, earlier, strict=True)
+        )
         log.info("groups_submitted", groups=len(specs), requests=sum(spec.n for spec in specs))
         try:
             self.apply(GroupsSubmitted(specs))

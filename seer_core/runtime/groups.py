@@ -53,6 +53,8 @@ def problem_of(group: PromptGroup, model: ModelInfo) -> str | None:
     for name in sampling.controls:
         if name not in model.controls:
             return f"{name} is not supported by this engine; leave it out"
+    if group.attachments and not model.takes_attachments:
+        return "attachments are not supported by this engine; leave them out"
     if sampling.min_tokens > group.max_tokens:
         return (
             f"min_tokens is {quote(sampling.min_tokens)}, max_tokens {quote(group.max_tokens)}; lower"

@@ -157,6 +157,8 @@ class Transcripts:
         written: Sequence[WrittenResponse] = (),
         earlier: Sequence[Tokens] = (),
         home: str = "",
+        *,
+        whole: bool = False,
     ) -> GroupSpec:
         """Begin the transcripts of a group; return its specification for the scheduler.
 
@@ -165,6 +167,7 @@ class Transcripts:
             written: its responses as an earlier process left them, which become part of these; or none.
             earlier: responses of earlier rollouts to its prompt, which are pending like siblings' tokens.
             home: the instance that has the KV of its trajectory; empty for none.
+            whole: its responses are not divided.
         """
         siblings = self._groups[group.id] = Siblings(group, list(group.prompt_token_ids), group.n)
         name = group.family or group.id
@@ -204,6 +207,7 @@ class Transcripts:
             group.turns,
             group.family,
             home,
+            whole,
         )
 
     def forget(self, family: str) -> None:
@@ -299,6 +303,7 @@ class Transcripts:
             turns=group.turns,
             turn_start=len(siblings.prompt) + transcript.turn_start if transcript.turn_start else 0,
             trajectory=transcript.trajectory,
+            attachments=group.attachments,
         )
 
     def streamed(self, piece: ChunkPiece) -> str | None:
@@ -392,6 +397,7 @@ class Transcripts:
                 drafted_at=output.drafted_at,
                 accepted_at=output.accepted_at,
                 pool_tokens=output.pool_tokens,
+                attachments=output.attachments,
             )
         )
         transcript.unread = 0

@@ -57,6 +57,7 @@ class ContextManager:
             labels=spec.labels or NO_LABELS,
             arrived_s=now,
             turns=spec.turns,
+            whole=spec.whole,
         )
         if spec.family:
             self._join(group, spec.family)

@@ -254,8 +254,8 @@ class Scheduler:
         while (request := self._next()) is not None:
             group = request.group
             self._stage = splitter
-            tokens = splitter.strategy.split(request)
             most = group.max_tokens - request.generated_tokens
+            tokens = most if group.whole else splitter.strategy.split(request)
             if type(tokens) is not int or not 1 <= tokens <= most:
                 tokens = self._legal(tokens, most)
             self._stage = placer

@@ -68,6 +68,8 @@ class PromptRecord(SamplingChoice, frozen=True, forbid_unknown_fields=True, omit
     family: str | None = None
     """The family of the group. Groups of a family are siblings to each other, as responses of one group are.
     """
+    attachments: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Further fields for an engine that takes some, such as images or an adapter; they go to it unread."""
 
 
 class BadPrompt(Struct, frozen=True):
@@ -229,6 +231,7 @@ class _Maker:
             timeout_s=record.timeout_s,
             trajectories=record.trajectories or (),
             family=record.family or "",
+            attachments=record.attachments,
         )
         problem = problem_of(group, self.model)
         if problem is not None:

@@ -271,6 +271,7 @@ def test_records_of_a_script_are_held_to_the_same(write_prompts):
         ({"sampling": Sampling(top_p=0)}, "top_p is 0"),
         ({"sampling": Sampling(top_k=2**64)}, "top_k is 18446744073709551616"),
         ({"seed": 2**63}, "seed is 9223372036854775808"),
+        ({"attachments": {"image": "a"}}, "attachments are not supported by this engine"),
     ],
 )
 def test_a_group_made_by_hand_is_held_to_the_same_ranges(change, fact):

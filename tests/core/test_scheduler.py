@@ -65,6 +65,13 @@ def test_a_request_runs_whole(rig):
     assert dispatch == Dispatch("g/0", "a", 77, 82, migrated=False)
 
 
+def test_a_response_that_engines_cannot_go_on_with_is_not_divided(make_rig):
+    rig = make_rig(policies(splitter=Pieces(10)))
+    rig.start("a")
+    commands = rig.submit(GroupSpec("g", 5, 1, 77, whole=True), GroupSpec("h", 5, 1, 77))
+    assert [command.max_tokens for command in commands] == [77, 10]
+
+
 def test_a_request_that_stopped_early_completes_with_reason_stop(rig):
     rig.start("a")
     rig.group("g")

@@ -44,6 +44,20 @@ def answer(job, token_ids, *, stopped=False, logprobs=None, version=0):
     )
 
 
+def test_what_a_prompt_has_for_its_engine_goes_out_with_each_chunk_and_answers_come_back():
+    book = book_of(msgspec.structs.replace(group(), attachments={"image": "a cat"}))
+    for _ in range(2):
+        job = send(book)
+        assert job.attachments == {"image": "a cat"}
+        routed = msgspec.structs.replace(answer(job, [7] * 4), attachments={"experts": job.id})
+        book.finished("x", routed, 2.0)
+    completion = book.complete(Complete("a/0", "length"), 3.0).completion
+    assert [chunk.attachments for chunk in completion.chunks] == [
+        {"experts": "a/0#0@x"},
+        {"experts": "a/0#1@x"},
+    ]
+
+
 def test_a_request_goes_out_in_chunks_and_comes_back_whole():
     book = book_of(group(), decode=lambda tokens: f"{len(tokens)} tokens")
     first = send(book)

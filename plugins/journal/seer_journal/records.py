@@ -6,9 +6,10 @@ little-endian), and the msgpack-encoded record.  The mark lets a reader go on be
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -72,6 +73,8 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     """Whether an environment answers the turns of its responses."""
     end_token_ids: tuple[int, ...] = ()
     """The tokens that end a response; none where they are not known."""
+    attachments: str = ""
+    """Stands for the prompt's fields for the engine; empty without any."""
 
     @classmethod
     def of(
@@ -94,7 +97,16 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag="b"):
             fingerprints,
             group.turns,
             end_token_ids,
+            _digest(group.attachments),
         )
+
+
+def _digest(attachments: Mapping[str, Any]) -> str:
+    """Return a digest of a prompt's fields for the engine, which may be images; empty without any."""
+    if not attachments:
+        return ""
+    packed = msgspec.json.encode(attachments, order="deterministic")
+    return hashlib.blake2b(packed, digest_size=8).hexdigest()
 
 
 TITLES = {
