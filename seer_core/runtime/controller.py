@@ -197,9 +197,9 @@ class RolloutController:
         whole = set(fleet.model.whole_controls)
         specs = tuple(
             transcripts.add(
-                group, *more, self._home(group), whole=not whole.isdisjoint(group.sampling.controls)
+                group, done, before, self._home(group), whole=not whole.isdisjoint(group.sampling.controls)
             )
-            for group, *more in zip(groups, written, earlier, strict=True)
+            for group, done, before in zip(groups, written, earlier, strict=True)
         )
         log.info("groups_submitted", groups=len(specs), requests=sum(spec.n for spec in specs))
         try:
