@@ -271,6 +271,8 @@ class InstanceInfo(msgspec.Struct, frozen=True, dict=True):
     """The tokens with which a response ends; empty if the engine does not say."""
     exactness: Exactness = "exact"
     """How far its tokens depend on a request's seed and their places alone."""
+    raw_logprobs: bool = True
+    """Whether its log-probs are those of the model's own distribution, whichever sampling a prompt has."""
 
     @cached_property
     def kv_domain(self) -> tuple[str, str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from seer_core.model.arrays import TopLogprobs
+from seer_core.errors import EngineError
+from seer_core.model.arrays import PromptLogprobs, TopLogprobs
 from seer_core.ports.engine import ChunkJob
 from seer_remote.connection import Connection, Malformed
 
@@ -20,14 +21,21 @@ __all__ = [
     "ServerLoad",
     "Unsupported",
     "checked",
+    "is_whole",
     "plain_sampling",
     "read",
+    "unread",
+    "with_attachments",
 ]
 
 T = TypeVar("T")
 
 TEXT = "Hello, world! 3.14159 \u00e4\u00e9\u4f60\u597d\n\tdef f(x): return x ** 2  # 1,000"
 """Two tokenizers that are not one make different tokens of it."""
+
+
+OWN = ("n", "best_of", "stream", "stream_options", "output_mode", "max_tokens", "max_new_tokens", "seed")
+"""Fields of requests that decide how an answer reads, or what a chunk is."""
 
 
 class Unsupported(Exception):
@@ -54,7 +62,9 @@ class ServerFacts(msgspec.Struct, frozen=True):
     tokens_of_text: tuple[int, ...] = ()
     """What its tokenizer makes of ``TEXT``; empty where it does not say."""
     controls: tuple[str, ...] = ()
-    """The further fields of ``Sampling`` that it has, and that hold over chunks."""
+    """The further fields of ``Sampling`` that it has."""
+    whole_controls: tuple[str, ...] = ()
+    """Those of them that hold within one request alone: responses under them are not divided."""
     lacks: tuple[str, ...] = ()
     """What it cannot do as it was started, and how it could, in sentences."""
 
@@ -83,6 +93,10 @@ class ServerChunk(msgspec.Struct):
     """The most probable tokens, where the sampling asks for them."""
     versions: tuple[str, ...] = ()
     """The labels of the weights that wrote it, as far as the server says."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """The log-probs of the prompt, where the sampling asks for them."""
+    attachments: dict[str, Any] = {}
+    """The fields of its answer that Seer has none for, where the prompt has attachments."""
 
 
 class Dialect(Protocol):
@@ -168,3 +182,45 @@ def plain_sampling(job: ChunkJob) -> dict[str, Any]:
         "ignore_eos": how.ignore_eos,
         "stop_token_ids": list(how.stop_token_ids),
     }
+
+
+def is_whole(job: ChunkJob, whole_controls: Collection[str]) -> bool:
+    """Return whether a job's sampling holds within one request alone."""
+    return any(name in whole_controls for name in job.sampling.controls)
+
+
+def with_attachments(
+    body: dict[str, Any], attachments: Mapping[str, Any], salt: str, replaced: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return a request with a prompt's own fields, those within ``sampling_params`` among them.
+
+    A field named ``salt`` becomes a part of Seer's own, ``replaced`` ones take the place of Seer's.
+
+    Raises:
+        EngineError: one of them is Seer's.
+    """
+    found = dict(body)
+    for name, value in attachments.items():
+        mine = found.get(name)
+        if name == salt:
+            found[name] = f"{mine} {value}"
+        elif name in ("sampling_params", "extra_args", "vllm_xargs") and isinstance(value, dict):
+            found[name] = with_attachments(mine or {}, value, "")
+        elif name in OWN or (mine is not None and name not in replaced):
+            raise EngineError(f"attachments name {name!r}, which Seer sends itself; leave it out")
+        else:
+            found[name] = value
+    return found
+
+
+def unread(body: bytes, own: Collection[str], inner: str, own_inner: Collection[str]) -> dict[str, Any]:
+    """Return the fields of an answer, and those of the object in it, that are not Seer's own and not null.
+
+    ``inner`` names that object, or a list that begins with it.
+    """
+    answer = msgspec.json.decode(body)
+    part = answer.get(inner, {})
+    part = part[0] if isinstance(part, list) else part
+    found = {name: value for name, value in answer.items() if name not in own and name != inner}
+    found |= {name: value for name, value in part.items() if name not in own_inner}
+    return {name: value for name, value in found.items() if value is not None}

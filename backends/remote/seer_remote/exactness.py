@@ -8,7 +8,7 @@ server which draws other noise in the second part would have written other token
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
@@ -26,6 +26,7 @@ __all__ = [
     "chunk_seed",
     "examine",
     "look",
+    "reports_raw",
     "seed_of",
     "shape_of",
 ]
@@ -48,6 +49,18 @@ LEAST_CHANCE = 15.0
 """Nats of the compared tokens by which other noise would have shown."""
 HOT = 2.0
 """The temperature of the test, the highest that vLLM takes."""
+PROCESSED = 0.05
+"""Nats by which log-probs differ where they are not of one distribution."""
+PLAIN = Sampling()
+ENDS = (
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "top_logprobs",
+    "prompt_logprobs",
+    "include_stop_str_in_output",
+)
+"""Fields that change neither which tokens are drawn nor how."""
 LEAST_TOLERANCE = 1e-3
 """Of log-probs, in nats."""
 NOISE = 20.0
@@ -105,10 +118,13 @@ def seed_of(level: Exactness, seed: int, position: int) -> int | None:
             return None
 
 
-def shape_of(sampling: Sampling) -> str:
-    """Return what of a sampling decides which way a server samples: the fields that are set."""
+def shape_of(sampling: Sampling, whole_controls: Collection[str] = ()) -> str:
+    """Return what of a sampling decides which way a server samples: the fields that are set.
+
+    Those that hold within one request alone do not, for a response under them is not divided.
+    """
     cuts = {"temperature": not sampling.temperature, "top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0}
-    ends = ("stop_token_ids", "ignore_eos", "min_tokens", "top_logprobs")
+    ends = {*ENDS, *whole_controls}
     return " ".join(
         [
             *(name for name, set_ in cuts.items() if set_),
@@ -121,12 +137,14 @@ def _prompt(vocab_size: int) -> list[int]:
     return [(3 + place * 5) % vocab_size for place in range(PROMPT_TOKENS)]
 
 
-async def examine(write: Write, vocab_size: int, sampling: Sampling) -> LevelFinding:
+async def examine(
+    write: Write, vocab_size: int, sampling: Sampling, whole_controls: Collection[str] = ()
+) -> LevelFinding:
     """Test a server's level for a sampling; raises what ``write`` does, and Malformed."""
     hot = structs.replace(
         sampling,
+        **{name: getattr(PLAIN, name) for name in whole_controls},
         temperature=HOT if sampling.temperature else 0.0,
-        stop=(),
         stop_token_ids=(),
         ignore_eos=True,
         min_tokens=0,
@@ -155,6 +173,24 @@ async def examine(write: Write, vocab_size: int, sampling: Sampling) -> LevelFin
     if all(goes_on for _, goes_on, *_ in found):
         return LevelFinding("exact", max(noise for *_, noise, _ in found))
     return LevelFinding("reproducible" if all(repeats for repeats, *_ in found) else "distributed", 0.0)
+
+
+async def reports_raw(write: Write, vocab_size: int) -> bool:
+    """Return whether a server reports log-probs of the model's own distribution.
+
+    The most probable tokens have them; so they do where heat and a cut leave nothing else to choose.
+    """
+    prompt = _prompt(vocab_size)
+    plain, cut = await asyncio.gather(
+        write(structs.replace(PLAIN, temperature=0.0, ignore_eos=True), prompt, FIRST_TOKENS, 0),
+        write(structs.replace(PLAIN, temperature=HOT, top_k=1, ignore_eos=True), prompt, FIRST_TOKENS, 0),
+    )
+    for place, token in enumerate(plain.token_ids):
+        if cut.token_ids[place] != token:  # two that are as probable
+            break
+        if abs(plain.logprobs[place] - cut.logprobs[place]) > PROCESSED:
+            return False
+    return True
 
 
 async def look(write: Write, vocab_size: int, url: str, noise: float) -> Likeness:

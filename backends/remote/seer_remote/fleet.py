@@ -28,7 +28,7 @@ from seer_remote.dialect import TEXT, Dialect, ServerFacts
 from seer_remote.exactness import Likeness
 from seer_remote.instance import RemoteInstance
 
-__all__ = ["RemoteFleet", "addresses", "ask_all", "read_addresses", "read_token"]
+__all__ = ["RemoteFleet", "addresses", "in_a_thread", "read_addresses", "read_token"]
 
 log = structlog.get_logger("seer")
 
@@ -80,6 +80,7 @@ class RemoteFleet:
         watch: Callable[[], list[str]] | None,
         *,
         require: Exactness,
+        processed_logprobs: bool,
         sampling: Sampling,
         model_dir: Path | None,
         kv_tokens: int,
@@ -90,6 +91,7 @@ class RemoteFleet:
         reader: Callable[[Path], TokenizerReader],
     ) -> None:
         self.require: Exactness = require
+        self.processed_logprobs = processed_logprobs
         self.sampling = sampling
         self.kv_tokens = kv_tokens
         self.max_running = max_running
@@ -128,6 +130,10 @@ class RemoteFleet:
         self._ask()
         return self._tokenizer
 
+    async def ask(self) -> dict[str, ServerFacts | Exception]:
+        """Return what each server says of itself, or why it does not."""
+        return await _ask_all([engine.address for engine in self.engines], self._connect, self._make)
+
     async def ready(self) -> None:
         """Wait until the model is known; raises as ``model``."""
         if self._model is None:
@@ -142,7 +148,7 @@ class RemoteFleet:
             ("model", Path(facts.directory).name, Path(other.directory).name),
             ("longest context", facts.max_model_tokens, other.max_model_tokens),
             ("vocabulary", facts.vocab_size, other.vocab_size),
-            ("controls", ", ".join(facts.controls), ", ".join(other.controls)),
+            ("controls", _controls(facts), _controls(other)),
         ):
             if mine != theirs:
                 raise EngineError(
@@ -217,7 +223,9 @@ class RemoteFleet:
     def _ask_first(self) -> None:
         urls = [engine.address for engine in self.engines]
         if self._watch is not None:
-            urls = urls or self._watch()
+            urls = urls or in_a_thread(self._watch)
+            if not urls:
+                raise EngineError("[engine.remote] lists no server yet")
         url, facts = _in_a_loop(self._first_facts(urls))
         self._first = url, facts
         place = self._find_files(facts)
@@ -240,6 +248,8 @@ class RemoteFleet:
             dialect.max_temperature,
             digest=digest,
             controls=facts.controls,
+            whole_controls=facts.whole_controls,
+            takes_attachments=True,
         )
 
     def _find_files(self, facts: ServerFacts) -> Path | None:
@@ -261,7 +271,7 @@ class RemoteFleet:
         until_s = time.monotonic() + self._start_timeout_s
         told = False
         while True:
-            answers = await ask_all(urls, self._connect, self._make)
+            answers = await _ask_all(urls, self._connect, self._make)
             for url, answer in answers.items():
                 if isinstance(answer, ServerFacts):
                     return url, answer
@@ -279,7 +289,13 @@ class RemoteFleet:
             await asyncio.sleep(LOOK_S)
 
 
-async def ask_all(
+def _controls(facts: ServerFacts) -> str:
+    """Return the controls that hold over chunks, and those that do not."""
+    divided = ", ".join(name for name in facts.controls if name not in facts.whole_controls)
+    return f"{divided}; within one request {', '.join(facts.whole_controls)}"
+
+
+async def _ask_all(
     urls: Iterable[str], connect: Callable[[str], Connection], make: Callable[[Connection], Dialect]
 ) -> dict[str, ServerFacts | Exception]:
     """Return what each server says of itself, or why it does not."""
@@ -298,6 +314,15 @@ async def ask_all(
 
     urls = list(urls)
     return dict(zip(urls, await asyncio.gather(*map(ask, urls)), strict=True))
+
+
+def in_a_thread(work: Callable[[], T]) -> T:
+    """Return what ``work`` does, which may run a loop of its own, also where one runs already."""
+
+    async def done() -> T:
+        return await asyncio.to_thread(work)
+
+    return _in_a_loop(done())
 
 
 def _in_a_loop(work: Coroutine[Any, Any, T]) -> T:

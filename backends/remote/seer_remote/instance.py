@@ -18,8 +18,17 @@ from seer_core.ports.engine import ChunkJob, ChunkOutput, InstanceSink
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import OWNER, WeightSpec
 from seer_remote.connection import Connection, Malformed, RefusedCall, Unreachable
-from seer_remote.dialect import Dialect, ServerChunk, ServerFacts, Unsupported, checked
-from seer_remote.exactness import LEVELS, PROMPT_TOKENS, Likeness, examine, look, seed_of, shape_of
+from seer_remote.dialect import Dialect, ServerChunk, ServerFacts, Unsupported, checked, is_whole
+from seer_remote.exactness import (
+    LEVELS,
+    PROMPT_TOKENS,
+    Likeness,
+    examine,
+    look,
+    reports_raw,
+    seed_of,
+    shape_of,
+)
 
 __all__ = ["RemoteInstance", "SiblingServers"]
 
@@ -37,6 +46,7 @@ UNKNOWN_RUNNING = 256
 OVERLOADED = (408, 425, 429, 502, 503, 504)
 """HTTP's answers of a server, or of what stands before it, that may have another soon."""
 
+REMEDY = "have it draw each token by its seed and its place alone"
 REMEDIES = {
     "vllm": "`pip install seer-vllm` beside vLLM and start it with SEER_KEYED_SAMPLING=1 in its environment,"
     " or with vLLM's second model runner and without drafts",
@@ -44,10 +54,19 @@ REMEDIES = {
 }
 
 
+RAW = "have it report those of the model"
+RAW_REMEDIES = {
+    "vllm": "start it with --logprobs-mode raw_logprobs",
+    "sglang": "start it with SGLANG_RETURN_ORIGINAL_LOGPROB=1 in its environment",
+}
+
+
 class SiblingServers(Protocol):
     """The fleet, as its instances see it."""
 
     require: Exactness
+    processed_logprobs: bool
+    """Whether log-probs may be those after temperature and cuts."""
     sampling: Sampling
     """The sampling of the run's prompts, as far as they do not say otherwise."""
     kv_tokens: int
@@ -99,6 +118,8 @@ class RemoteInstance:
         """The ids under which the server has running chunks, by ours."""
         self._ending: set[str] = set()
         """Running chunks that are to end now."""
+        self._whole: set[str] = set()
+        """Running chunks that are not to end early."""
         self._ender: asyncio.Task[None] | None = None
         self._dropped: set[asyncio.Task[None]] = set()
         """Chunks that are not wanted any more, while their connections close."""
@@ -113,6 +134,8 @@ class RemoteInstance:
         self._levels: dict[str, Exactness] = {}
         self._tests: dict[str, asyncio.Task[None]] = {}
         self._noise = 0.0
+        self._raw = True
+        """Whether its log-probs are those of the model's own distribution."""
         self._started_s = 0.0
         self._short_lives = 0
 
@@ -146,6 +169,7 @@ class RemoteInstance:
             self._siblings.expect(self.address, facts)
             self._levels.clear()
             self._tests.clear()
+            self._raw = await reports_raw(self._try, facts.vocab_size)
             level = await self._level_of(self._siblings.sampling)
             self._version = 0
             if not self._siblings.version:  # or else the runtime looks, by ``update_weights``
@@ -182,6 +206,7 @@ class RemoteInstance:
             exactness=level,
             max_running=info.max_running,
             label=self._label,
+            raw_logprobs=self._raw,
         )
         for lack in facts.lacks:
             log.warning("server_lacks", instance=self.id, url=self.address, remedy=lack)
@@ -226,13 +251,15 @@ class RemoteInstance:
         others = (each for each in (self._watching, self._ender) if each is not None)
         tasks = [*self._jobs.values(), *self._dropped, *self._tests.values(), *others]
         self._watching = self._ender = None
-        for table in (self._jobs, self._names, self._ending):
+        for table in (self._jobs, self._names, self._ending, self._whole):
             table.clear()
         tasks = [each for each in tasks if each is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._connection.close()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:  # also where the wait is cancelled: no other will close it
+            await self._connection.close()
 
     async def _whole_facts(self) -> ServerFacts:
         facts = await self.dialect.facts()
@@ -257,6 +284,7 @@ class RemoteInstance:
             shares_prompts=facts.shares_prompts,
             metrics_address=self.address.partition("//")[2],
             exactness=level,
+            raw_logprobs=self._raw,
         )
 
     # Exactness.
@@ -267,7 +295,9 @@ class RemoteInstance:
         Raises:
             EngineError: it is less than is required.
         """
-        shape = shape_of(sampling)
+        assert self._facts is not None
+        shape = shape_of(sampling, self._facts.whole_controls)
+        self._expect_raw(sampling)
         if shape not in self._levels:
             test = self._tests.get(shape)
             if test is None:
@@ -278,15 +308,26 @@ class RemoteInstance:
             how = f" with {shape}" if shape else ""
             raise EngineError(
                 f"instance {self.id!r}: the server at {self.address} samples{how} no better than {level!r},"
-                f" and [engine.remote].require is {required!r}; {REMEDIES[self._kind]}, or set require ="
-                f" {level!r}"
+                f" and [engine.remote].require is {required!r}; {REMEDIES.get(self._kind, REMEDY)}, or"
+                f" set require = {level!r}"
             )
         return level
+
+    def _expect_raw(self, sampling: Sampling) -> None:
+        """Raise EngineError where log-probs of another distribution were reported as the model's."""
+        greedy = not (sampling.temperature or sampling.changes_logits)
+        if not (self._raw or sampling.raw or greedy or self._siblings.processed_logprobs):
+            raise EngineError(
+                f"instance {self.id!r}: the server at {self.address} reports log-probs after"
+                f" {sampling.described}, not the model's; {RAW_REMEDIES.get(self._kind, RAW)}, or set"
+                " processed_logprobs = true in [engine.remote]"
+            )
 
     async def _test(self, shape: str, sampling: Sampling) -> None:
         try:
             assert self._facts is not None
-            finding = await examine(self._try, self._facts.vocab_size, sampling)
+            facts = self._facts
+            finding = await examine(self._try, facts.vocab_size, sampling, facts.whole_controls)
         finally:
             self._tests.pop(shape, None)
         self._noise = max(self._noise, finding.noise)
@@ -318,7 +359,9 @@ class RemoteInstance:
 
     def submit(self, job: ChunkJob) -> None:
         """Send a chunk."""
-        if self._sink is not None:
+        if self._sink is not None and self._facts is not None:
+            if is_whole(job, self._facts.whole_controls):
+                self._whole.add(job.id)
             self._jobs[job.id] = asyncio.create_task(self._answer(job))
 
     def abort(self, job_id: str) -> None:
@@ -326,6 +369,7 @@ class RemoteInstance:
         task = self._jobs.pop(job_id, None)
         self._names.pop(job_id, None)
         self._ending.discard(job_id)
+        self._whole.discard(job_id)
         if task is not None:
             self._drop(task)
 
@@ -335,8 +379,11 @@ class RemoteInstance:
         task.cancel()
 
     def end_chunk(self, job_id: str) -> None:
-        """Have the server end it; its answer has what was written."""
-        if job_id not in self._jobs:
+        """Have the server end it; its answer has what was written.
+
+        A response that is not divided goes on: the server could not take it up again.
+        """
+        if job_id not in self._jobs or job_id in self._whole:
             return
         self._ending.add(job_id)
         if self._ender is None or self._ender.done():
@@ -370,6 +417,7 @@ class RemoteInstance:
                 del self._jobs[job.id]
             self._names.pop(job.id, None)
             self._ending.discard(job.id)
+            self._whole.discard(job.id)
         sink = self._sink
         if sink is None:
             return
@@ -394,7 +442,7 @@ class RemoteInstance:
             most = 1 if job.id in self._ending else job.max_tokens
             name = self._names[job.id] = self._name()
             written = await self._persist(name, job, most, seed)
-            if written.token_ids:
+            if written.token_ids and not (written.ended == "abort" and job.id in self._whole):
                 return self._output(job, written)
             if written.ended == "stop":
                 raise Malformed("it ended a response without a token")
@@ -443,6 +491,8 @@ class RemoteInstance:
             preemptions=0,
             weight_version=self._version,
             top_logprobs=written.top_logprobs,
+            prompt_logprobs=written.prompt_logprobs,
+            attachments=written.attachments,
         )
 
     def _name(self) -> str:
@@ -558,7 +608,7 @@ class RemoteInstance:
             return
         lived_s = asyncio.get_running_loop().time() - self._started_s
         self._short_lives = self._short_lives + 1 if lived_s < SHORT_LIFE_S else 0
-        for table in (self._names, self._ending):
+        for table in (self._names, self._ending, self._whole):
             table.clear()
         jobs = [each for each in self._jobs.values() if each is not asyncio.current_task()]
         self._jobs.clear()

@@ -13,13 +13,15 @@ from msgspec import Meta, Struct
 from seer_worker.client.fleet import ProcessSettings
 from seer_worker.client.tokenizer_reader import TokenizerReader
 
-from seer_core.errors import ConfigError
+from seer_core.errors import ConfigError, EngineError
 from seer_core.model import Exactness
 from seer_core.plugins.config_types import NotNegative, Seconds
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_remote.connection import Connection
 from seer_remote.dialect import Dialect, ServerFacts
-from seer_remote.fleet import RemoteFleet, addresses, ask_all, read_addresses, read_token
+from seer_remote.fleet import RemoteFleet, addresses, in_a_thread, read_addresses, read_token
+from seer_remote.handles import Handles, load_handles
+from seer_remote.router import list_servers
 from seer_remote.sglang import Sglang
 from seer_remote.vllm import Vllm
 
@@ -42,12 +44,24 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A file with an address on each line, relative to the config file, in place of ``urls``. It is read
     again while a run goes on: servers join and leave with their lines.
     """
+    router: str | None = None
+    """The address of a router that lists its servers, as SGLang's and vLLM's do, in place of ``urls``. It is
+    asked again while a run goes on. Chunks go to the servers themselves.
+    """
+    handles: str | None = None
+    """A function ``MODULE:FUNCTION`` that returns servers as objects by name, such as actors of Ray, in place
+    of ``urls``.
+    """
     dialect: Literal["vllm", "sglang"] = "vllm"
     """The kind of the servers."""
     require: Exactness = "exact"
     """How far a response must depend on its seed alone: ``exact``, however it is divided and wherever it
     runs; ``reproducible``, with the same chunks; ``distributed``, not at all. A server that does less is
     refused.
+    """
+    processed_logprobs: bool = False
+    """Whether servers may report log-probs after temperature and cuts in place of the model's own; without
+    it, a sampling under which they differ is refused.
     """
     model: str | None = None
     """A directory with the files of the model and its tokenizer, relative to the config file. Without it:
@@ -81,18 +95,32 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 def seer_make_engines(settings: Settings, startup: Startup) -> RemoteFleet:
     """Return an instance for each server."""
     _check(settings)
-    watch = None if settings.urls_file is None else partial(read_addresses, startup.path(settings.urls_file))
-    urls = addresses(settings.urls, "engine.remote.urls") if watch is None else watch()
     connect = partial(_connect, settings, startup)
+    kind: str = settings.dialect
+    make = DIALECTS[settings.dialect]
+    watch: Callable[[], list[str]] | None = None
+    if settings.handles is not None:
+        handles = load_handles(settings.handles)
+        kind, urls = "handles", list(handles)
+
+        def make(connection: Connection) -> Dialect:
+            return Handles(connection, handles[connection.url])
+
+    elif settings.urls:
+        urls = addresses(settings.urls, "engine.remote.urls")
+    else:
+        watch = partial(_watched, settings, startup)
+        urls = in_a_thread(watch)
     for url in urls:
         connect(url)  # names a token that is missing before anything is asked
     return RemoteFleet(
         urls,
-        settings.dialect,
-        DIALECTS[settings.dialect],
+        kind,
+        make,
         connect,
         watch,
         require=settings.require,
+        processed_logprobs=settings.processed_logprobs,
         sampling=startup.sampling,
         model_dir=None if settings.model is None else startup.path(settings.model),
         kv_tokens=settings.kv_tokens,
@@ -109,10 +137,11 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
     """Ask each server what it is."""
     if settings is None or startup is None:
         return []
-    fleet = seer_make_engines(settings, startup)
-    urls = [engine.address for engine in fleet.engines]
-    make = DIALECTS[settings.dialect]
-    answers = asyncio.run(ask_all(urls, partial(_connect, settings, startup), make))
+    try:
+        fleet = seer_make_engines(settings, startup)
+    except EngineError as error:
+        return [Check("router", False, str(error), "start it, or mend [engine.remote]")]
+    answers = asyncio.run(fleet.ask())
     return [_finding(url, answer) for url, answer in answers.items()]
 
 
@@ -124,10 +153,26 @@ def _finding(url: str, answer: ServerFacts | Exception) -> Check:
 
 
 def _check(settings: Settings) -> None:
-    if bool(settings.urls) == (settings.urls_file is not None):
-        raise ConfigError("[engine.remote] names no server, or names them twice; give urls or urls_file")
+    named = [bool(settings.urls), *(each is not None for each in _sources(settings))]
+    if sum(named) != 1:
+        raise ConfigError(
+            "[engine.remote] names no server, or names them twice; give one of urls, urls_file, router and"
+            " handles"
+        )
     if settings.token_env and settings.token_file is not None:
         raise ConfigError("[engine.remote] has token_env and token_file; keep one")
+
+
+def _sources(settings: Settings) -> tuple[str | None, ...]:
+    return settings.urls_file, settings.router, settings.handles
+
+
+def _watched(settings: Settings, startup: Startup) -> list[str]:
+    """Return the addresses of now."""
+    if settings.urls_file is not None:
+        return read_addresses(startup.path(settings.urls_file))
+    [router] = addresses([settings.router or ""], "engine.remote.router")
+    return addresses(list_servers(partial(_connect, settings, startup, router)), router)
 
 
 def _connect(settings: Settings, startup: Startup, url: str) -> Connection:

@@ -11,15 +11,43 @@ from msgspec import Raw, Struct
 
 from seer_core.ports.engine import ChunkJob
 from seer_remote.connection import Connection, Malformed, RefusedCall, Unreachable
-from seer_remote.dialect import TEXT, ServerChunk, ServerFacts, ServerLoad, plain_sampling, read
+from seer_remote.dialect import (
+    TEXT,
+    ServerChunk,
+    ServerFacts,
+    ServerLoad,
+    plain_sampling,
+    read,
+    unread,
+    with_attachments,
+)
 
 __all__ = ["CONTROLS", "Sglang"]
 
-CONTROLS = ("min_p", "logit_bias", "min_tokens", "stop_token_ids", "ignore_eos")
-"""What depends on the tokens before a place, and not on where the chunk begins.
+CONTROLS = (
+    "min_p",
+    "logit_bias",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+)
+"""What depends on the tokens before a place, and not on where the chunk begins."""
 
-SGLang's penalties count what a request has written, and a chunk is a request.
-"""
+WHOLE_CONTROLS = ("stop", "presence_penalty", "frequency_penalty")
+"""What counts what a request has written, where a chunk is a request."""
+
+OWN_META = (
+    "id",
+    "finish_reason",
+    "output_token_logprobs",
+    "input_token_logprobs",
+    "cached_tokens",
+    "weight_version",
+    "prompt_tokens",
+    "completion_tokens",
+)
+"""The fields of a report that are read, or say what is counted here anyway."""
 
 NO_TOKEN = 2**31 - 1
 """A token that no vocabulary has: SGLang refuses to report on it by naming the vocabulary's size."""
@@ -124,7 +152,8 @@ class Sglang:
             max_running=info.max_running_requests or 0,
             shares_prompts=not info.disable_radix_cache,
             tokens_of_text=await self._tokens_of_text(),
-            controls=CONTROLS,
+            controls=CONTROLS + WHOLE_CONTROLS,
+            whole_controls=WHOLE_CONTROLS,
             lacks=tuple(lacks),
         )
 
@@ -155,9 +184,11 @@ class Sglang:
             "top_k": how.top_k or -1,
             "max_new_tokens": most,
             "min_new_tokens": min(most, max(0, how.min_tokens - len(tokens) + job.context_tokens)),
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
+            "presence_penalty": how.presence_penalty,
+            "frequency_penalty": how.frequency_penalty,
         }
+        if how.stop:
+            given["stop"] = list(how.stop)
         if how.logit_bias:
             given["logit_bias"] = {str(token): bias for token, bias in how.logit_bias.items()}
         if seed is not None:
@@ -169,7 +200,9 @@ class Sglang:
             "return_logprob": True,
             "extra_key": salt,
         }
-        meta = read(SglangGenerated, await self.connection.post("/generate", body, None), "a chunk").meta_info
+        body = with_attachments(body, job.attachments, "extra_key")
+        returned = await self.connection.post("/generate", body, None)
+        meta = read(SglangGenerated, returned, "a chunk").meta_info
         if meta.id != name:
             raise Malformed(f"it answers request {meta.id!r} where {name!r} was asked for")
         if meta.finish_reason is None:
@@ -181,6 +214,9 @@ class Sglang:
             meta.finish_reason.type,
             meta.cached_tokens,
             versions=(meta.weight_version,) if meta.weight_version else (),
+            attachments=unread(returned, ("text", "output_ids"), "meta_info", OWN_META)
+            if job.attachments
+            else {},
         )
 
     async def end(self, names: Sequence[str]) -> None:

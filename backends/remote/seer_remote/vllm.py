@@ -6,12 +6,23 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 
-from seer_core.model.arrays import LEAST_LOGPROB, TopLogprobs
+from seer_core.model.arrays import LEAST_LOGPROB, Logprobs, PromptLogprobs, TopLogprobs
 from seer_core.ports.engine import ChunkJob
 from seer_remote.connection import Connection, Malformed, RefusedCall, Unreachable
-from seer_remote.dialect import TEXT, ServerChunk, ServerFacts, ServerLoad, Unsupported, plain_sampling, read
+from seer_remote.dialect import (
+    TEXT,
+    ServerChunk,
+    ServerFacts,
+    ServerLoad,
+    Unsupported,
+    plain_sampling,
+    read,
+    unread,
+    with_attachments,
+)
 
 __all__ = ["CONTROLS", "Vllm"]
 
@@ -24,15 +35,19 @@ CONTROLS = (
     "stop_token_ids",
     "ignore_eos",
     "top_logprobs",
+    "prompt_logprobs",
+    "include_stop_str_in_output",
 )
-"""What depends on the tokens before a place, and not on where the chunk begins.
+"""What depends on the tokens before a place, and not on where the chunk begins."""
 
-Stop strings, structured outputs, bad words, and the penalties for what the response has, do: vLLM sees a
-chunk's context as a prompt.
-"""
+WHOLE_CONTROLS = ("stop", "structured_outputs")
+"""What does, for vLLM sees a chunk's context as a prompt."""
 
-KEYED_CONTROLS = ("presence_penalty", "frequency_penalty", "bad_words")
-"""What does not either, where ``seer-vllm`` samples: it is sent where the prompt ends."""
+PENALTIES = ("presence_penalty", "frequency_penalty")
+"""What does too, but where ``seer-vllm`` samples: it is sent where the prompt ends."""
+
+KEYED_CONTROLS = ("bad_words",)
+"""What ``seer-vllm`` alone takes as token ids."""
 
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
@@ -40,6 +55,9 @@ NO_TOKEN = 2**31 - 1
 """A token that no vocabulary has: vLLM refuses a bias for it by naming the vocabulary's size."""
 KEYED = "Seer samples by key"
 """So ``seer-vllm`` answers ``extra_args`` that have ``seer``."""
+OWN_ANSWER = ("request_id", "id", "object", "created", "model", "usage", "output_mode", "prompt_logprobs")
+OWN_CHOICE = ("index", "token_ids", "finish_reason", "logprobs", "text", "weight_versions", "prompt_logprobs")
+"""The fields of an answer and of its choice that are read."""
 VOCABULARY = re.compile(r"[Vv]ocabulary size: (\d+)")
 SLOW_S = 60.0
 """How long vLLM may take to describe its machine."""
@@ -128,6 +146,12 @@ class Probabilities(Struct):
     content: list[Probability]
 
 
+class Ranked(Struct):
+    """A log-prob of a token of the prompt, or of another in its place."""
+
+    logprob: float
+
+
 class Span(Struct):
     """Tokens that weights of one label have written."""
 
@@ -149,6 +173,7 @@ class VllmGenerated(Struct):
     request_id: str
     choices: list[VllmChoice]
     usage: Usage | None = None
+    prompt_logprobs: list[dict[str, Ranked] | None] | None = None
 
 
 class TokenLogprobs(Struct):
@@ -164,6 +189,7 @@ class CompletionChoice(Struct):
     finish_reason: str | None
     logprobs: TokenLogprobs | None
     token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, Ranked] | None] | None = None
 
 
 class Completed(Struct):
@@ -210,7 +236,8 @@ class Vllm:
             max_running=0 if info is None else info.vllm_config.scheduler_config.max_num_seqs,
             shares_prompts=shares,
             tokens_of_text=await self._tokens_of_text(),
-            controls=CONTROLS + KEYED_CONTROLS if keyed else CONTROLS,
+            controls=CONTROLS + WHOLE_CONTROLS + PENALTIES + (KEYED_CONTROLS if keyed else ()),
+            whole_controls=WHOLE_CONTROLS if keyed else WHOLE_CONTROLS + PENALTIES,
             lacks=tuple(lacks),
         )
 
@@ -245,7 +272,9 @@ class Vllm:
         how, width = self._sampling(job, tokens, most, seed), job.sampling.top_logprobs
         if self._scale_out:
             body = {"request_id": name, "token_ids": tokens, "sampling_params": how, "cache_salt": salt}
-            answer = read(VllmGenerated, await self.connection.post(GENERATE, body, None), "a chunk")
+            body = with_attachments(body, job.attachments, "cache_salt")
+            returned = await self.connection.post(GENERATE, body, None)
+            answer = read(VllmGenerated, returned, "a chunk")
             self._expect(answer.request_id, f"generate-tokens-{name}", answer.choices)
             [choice] = answer.choices
             content = [] if choice.logprobs is None else choice.logprobs.content
@@ -256,6 +285,8 @@ class Vllm:
                 _cached(answer.usage),
                 _most_probable(width, [[(a.token_id, a.logprob) for a in b.top_logprobs] for b in content]),
                 tuple(each.version for each in choice.weight_versions or ()),
+                _of_prompt(job, answer.prompt_logprobs),
+                _unread(returned) if job.attachments else {},
             )
         body = how | {
             "request_id": name,
@@ -264,7 +295,9 @@ class Vllm:
             "return_token_ids": True,
             "cache_salt": salt,
         }
-        found = read(Completed, await self.connection.post(COMPLETIONS, body, None), "a chunk")
+        body = with_attachments(body, job.attachments, "cache_salt", replaced=("model",))
+        returned = await self.connection.post(COMPLETIONS, body, None)
+        found = read(Completed, returned, "a chunk")
         self._expect(found.id, f"cmpl-{name}", found.choices)
         [response] = found.choices
         if response.token_ids is None:
@@ -278,6 +311,8 @@ class Vllm:
             response.finish_reason or "",
             _cached(found.usage),
             _most_probable(width, pairs),
+            prompt_logprobs=_of_prompt(job, response.prompt_logprobs),
+            attachments=_unread(returned) if job.attachments else {},
         )
 
     async def end(self, names: Sequence[str]) -> None:
@@ -320,8 +355,14 @@ class Vllm:
             extra["bad_words"] = " ".join(",".join(map(str, word)) for word in how.bad_words)
         if extra:
             given["extra_args" if self._scale_out else "vllm_xargs"] = extra
+        if how.stop:
+            given["stop"] = list(how.stop)
+        if how.structured_outputs is not None:
+            given["structured_outputs"] = msgspec.to_builtins(how.structured_outputs)
+        if _asks_of_prompt(job):
+            given["prompt_logprobs"] = how.prompt_logprobs
         if self._scale_out:
-            given["detokenize"] = False
+            given["detokenize"] = bool(how.stop)
         else:
             given["return_tokens_as_token_ids"] = True
         if how.logit_bias:
@@ -387,6 +428,34 @@ def _most_probable(width: int, places: Sequence[Sequence[tuple[int, float]]]) ->
         tokens += [token for token, _ in best]
         logprobs += [max(logprob, LEAST_LOGPROB) for _, logprob in best]
     return TopLogprobs(width, tokens, logprobs)
+
+
+def _asks_of_prompt(job: ChunkJob) -> bool:
+    """Return whether a chunk is to have the log-probs of its prompt: the first one of a response is."""
+    return job.sampling.prompt_logprobs is not None and len(job.token_ids) == job.prompt_tokens
+
+
+def _of_prompt(job: ChunkJob, places: Sequence[dict[str, Ranked] | None] | None) -> PromptLogprobs | None:
+    """Return the log-probs of the prompt, where a chunk asks for them.
+
+    Raises:
+        Malformed: there are others.
+    """
+    if not _asks_of_prompt(job):
+        return None
+    prompt, width = job.token_ids, job.sampling.prompt_logprobs or 0
+    if places is None or len(places) != len(prompt):
+        raise Malformed("it reports no log-probs of the prompt")
+    pairs = [[(int(token), each.logprob) for token, each in (place or {}).items()] for place in places[1:]]
+    own = [dict(place).get(token) for place, token in zip(pairs, prompt[1:], strict=True)]
+    if None in own:
+        raise Malformed("it reports log-probs of another prompt")
+    logprobs = Logprobs([max(min(each or 0.0, 0.0), LEAST_LOGPROB) for each in own])
+    return PromptLogprobs(logprobs, _most_probable(width, pairs))
+
+
+def _unread(body: bytes) -> dict[str, Any]:
+    return unread(body, OWN_ANSWER, "choices", OWN_CHOICE)
 
 
 def _token(name: str) -> int:

@@ -78,7 +78,7 @@ def fleet_of() -> Callable[..., RemoteFleet]:
     def make(
         *servers: Any, base_dir: Path = Path(), sampling: Sampling = PLAIN, **settings: Any
     ) -> RemoteFleet:
-        urls = {} if "urls_file" in settings else {"urls": tuple(each.url for each in servers)}
+        urls = {"urls": tuple(each.url for each in servers)} if servers else {}
         chosen = Settings(**{"start_timeout_s": 0.0, "poll_s": 0.05, **urls, **settings})
         return seer_make_engines(chosen, Startup(0, base_dir, sampling=sampling))
 

@@ -38,6 +38,8 @@ class FakeVllm:
         self.paused = False
         self.token = ""
         self.keyed_package = False
+        self.processed = False
+        """Whether its log-probs are those after temperature and cuts."""
         self.kv = True
         self.token_s = 0.0
         self.spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
@@ -161,7 +163,12 @@ class FakeVllm:
             "logprobs": {"content": content},
             "weight_versions": [{"version": self.label, "start": 0, "end": len(tokens)}],
         }
-        answer = self.spoil({"request_id": name, "choices": [choice], "usage": None})
+        answer = {"request_id": name, "choices": [choice], "usage": None}
+        if (width := how.get("prompt_logprobs")) is not None:
+            others = {str(each): {"logprob": -3.0} for each in range(width)}
+            places = [{str(token): {"logprob": -1.5}} | others for token in body["token_ids"]]
+            answer["prompt_logprobs"] = [None, *places[1:]]
+        answer = self.spoil(answer)
         return answer if isinstance(answer, web.StreamResponse) else web.json_response(answer)
 
     def _tops(self, token: int, logprob: float, wanted: int) -> list[dict[str, Any]]:
@@ -207,7 +214,8 @@ class FakeVllm:
         finally:
             self.running.discard(name)
             self.aborted.discard(name)
-        return tokens, [-0.5 - self.weights / 7 for _ in tokens], reason
+        logprob = 0.0 if self.processed and how["top_k"] == 1 else -0.5 - self.weights / 7
+        return tokens, [logprob] * len(tokens), reason
 
     def _token(self, context: list[int], place: int, how: dict[str, Any]) -> int:
         seed: Any = how.get("seed")

@@ -48,13 +48,13 @@ def test_a_run_that_is_less_than_exact_is_named_so(fake, config_of, write_prompt
     assert "samples no better than reproducible" in (tmp_path / "out/report.html").read_text("utf-8")
 
 
-def test_prompts_with_a_control_whose_effect_depends_on_chunks_are_refused(
+def test_prompts_with_a_control_that_the_server_lacks_are_refused(
     fake, config_of, write_prompts, seer, tmp_path
 ):
-    prompts = write_prompts({"prompt_token_ids": [1], "presence_penalty": 0.5})
+    prompts = write_prompts({"prompt_token_ids": [1], "bad_words": [[5]]})
     result = seer("run", config_of(fake().url), "--prompts", prompts, "--out", tmp_path / "out")
     assert result.exit_code != 0
-    assert "presence_penalty" in result.output
+    assert "bad_words" in result.output
 
 
 def test_the_doctor_asks_each_server(fake, config_of, seer):

@@ -448,8 +448,8 @@ def test_controls_that_hold_over_chunks_are_sent_with_what_they_need(fake, fleet
 
 
 def test_controls_of_our_sampler_are_refused_where_it_is_not(fake, fleet_of):
-    with pytest.raises(PromptError, match="presence_penalty"):
-        asyncio.run(roll_out(fleet_of(fake()), [PROMPTS[0] | {"presence_penalty": 0.5}]))
+    with pytest.raises(PromptError, match="bad_words"):
+        asyncio.run(roll_out(fleet_of(fake()), [PROMPTS[0] | {"bad_words": [[5]]}]))
 
 
 def test_a_server_with_our_sampler_and_one_without_are_no_siblings(fake, fleet_of):

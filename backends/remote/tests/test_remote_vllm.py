@@ -24,6 +24,7 @@ CONTROLS = [
         "allowed_token_ids": list(range(3, 90)),
         "min_tokens": 30,
     },
+    {"stop": [" w17"], "prompt_logprobs": 2},
 ]
 PROMPTS = [
     {"group_id": f"g{i}", "prompt": " ".join(f"w{3 + (i * 31 + j * 7) % 120}" for j in range(20)), "n": 4}
@@ -78,6 +79,18 @@ def tops(result):
     }
 
 
+def prompts_of(result):
+    return {
+        each.request_id: [[token for token, _ in place] for place in each.prompt_logprobs.top_logprobs]
+        for each in result.completions
+        if each.prompt_logprobs is not None
+    }
+
+
+def texts(result):
+    return {each.request_id: (each.text, each.finish_reason, each.stop_reason) for each in result.completions}
+
+
 class TestVllmServers(EngineContract):
     """Two of them keep the contract of engines."""
 
@@ -110,7 +123,9 @@ def test_responses_are_those_of_seer_s_own_engine_whole_or_divided(pair, session
         assert logprobs(found) == pytest.approx(logprobs(wanted), abs=1e-4)
         assert found.summary.exactness == "exact"
         assert tops(found) == tops(wanted)
-    assert found.summary.chunks == 16 * 5
+        assert prompts_of(found) == prompts_of(wanted)
+        assert texts(found) == texts(wanted)
+    assert found.summary.chunks == 16 * 5 + 4  # those with a stop string are not divided
 
 
 def test_a_killed_server_costs_no_response_and_is_taken_in_again(pair, session_of, models):
