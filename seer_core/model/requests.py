@@ -316,10 +316,6 @@ class InstanceStatus:
     """The requests that it runs."""
     reported_waiting: int = 0
     """The requests that wait inside it."""
-    token_s: float = 0.0
-    """How long a request's token took there lately; 0 where that was not measured yet."""
-    slowness: float = 1.0
-    """How many times as long it takes as on the others, at like loads; 1 while no difference is sure."""
     id: str = attrs.field(init=False)
     """The instance's id."""
 

@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 
 from seer_core.model import Completion, GroupContext, InstanceStatus, Request
-from seer_core.model.events import Command, Event
+from seer_core.model.events import ChunkFinished, Command, Event
 from seer_core.ports.contracts import optional
 from seer_core.ports.kv import PoolStats
 
@@ -54,6 +54,11 @@ class Strategy(Protocol):
     @optional
     def instance_lost(self, instance: InstanceStatus) -> None:
         """Forget an instance; it is not to be placed on again until it has started anew."""
+        return
+
+    @optional
+    def chunk_ended(self, request: Request, instance: InstanceStatus, finished: ChunkFinished | None) -> None:
+        """Note that a chunk is over, while the instance's load still counts it; None: it brought nothing."""
         return
 
     @optional
@@ -133,8 +138,7 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
 class Placer(Strategy, Protocol):
     """Chooses the instance of a chunk.
 
-    An instance has its limits and what a move there costs (``info``), its load, and its measured speed
-    (``InstanceStatus.slowness``).
+    An instance has its limits and what a move there costs (``info``), and its load.
     """
 
     def place(

@@ -54,7 +54,6 @@ from seer_core.ports.policy import Placement, Placer, Prioritizer, Splitter
 from seer_core.scheduling.buffer import ACTING, RUNNING, WAITING, RequestBuffer
 from seer_core.scheduling.context import ContextManager
 from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
-from seer_core.scheduling.pace import PaceMeter
 from seer_core.scheduling.readonly import MutationGuard, make_read_only
 
 __all__ = ["CORE", "STARVATION_INTERVAL", "Policies", "Scheduler", "Slot", "remedy_without"]
@@ -67,7 +66,7 @@ STARVATION_INTERVAL = 32
 
 NOTIFICATIONS = (
     *("tick", "instance_started", "instance_changed", "instance_lost"),
-    *("turn_ended", "group_changed", "group_over"),
+    *("chunk_ended", "turn_ended", "group_changed", "group_over"),
 )
 """The optional methods of ``Strategy``."""
 
@@ -167,7 +166,6 @@ class Scheduler:
         self.debug = debug
         self.buffer = RequestBuffer()
         self.contexts = ContextManager()
-        self.pace = PaceMeter()
         self.instances: dict[str, InstanceStatus] = {}
         self.paused = False
         self._leaving: set[str] = set()
@@ -179,6 +177,7 @@ class Scheduler:
         self._notified = {method: self._implementing(policies, method) for method in NOTIFICATIONS}
         self._ticks = self._notified["tick"]
         self._instance_changes = self._notified["instance_changed"]
+        self._chunk_ends = self._notified["chunk_ended"]
         answers = implemented(policies.placer.strategy, "has_room") is not None
         self.has_room: Callable[[], bool] | None = self.policies.placer.strategy.has_room if answers else None
         """The placer's, if it implements that; where it answers False, no other chunk is sent."""
@@ -217,8 +216,9 @@ class Scheduler:
         self._subject = None
         self._now = now
         try:
-            if self._ticks:
-                self._notify("tick", now)
+            for slot, tick in self._ticks:
+                self._stage = slot
+                tick(now)
             handler(event, commands)
             if self._living and not self.paused:
                 self._dispatch(commands)
@@ -250,7 +250,7 @@ class Scheduler:
     def _dispatch(self, commands: list[Command]) -> None:
         splitter, placer = self.policies.splitter, self.policies.placer
         prioritizer = self.policies.prioritizer
-        has_room, living, pace = self.has_room, self._living, self.pace
+        has_room, living = self.has_room, self._living
         while (request := self._next()) is not None:
             group = request.group
             self._stage = splitter
@@ -286,8 +286,6 @@ class Scheduler:
                 kv_tokens += instance.shared_kv_tokens(group)
             instance.running += 1
             instance.reserved_kv_tokens += added
-            if instance_id in pace.ready:
-                pace.send(instance, request, self._now)
             migrated = self.buffer.run(request, instance_id, tokens, kv_tokens)
             self._to_oldest = (self._to_oldest or STARVATION_INTERVAL) - 1
             for slot, instance_changed in self._instance_changes:
@@ -341,7 +339,6 @@ class Scheduler:
         self._instances_seen += 1
         self.instances[instance.id] = instance
         self._living += (instance,)
-        self.pace.start(instance)
         if self.debug:
             make_read_only(instance)
         self._notify("instance_started", instance)
@@ -375,7 +372,6 @@ class Scheduler:
     def _retire(self, instance: InstanceStatus) -> None:
         """Place nothing on an instance any more."""
         del self.instances[instance.id]
-        self.pace.lose(instance, self.buffer.on_instance.get(instance.id, ()))
         self._living = tuple(each for each in self._living if each is not instance)
         self._subject = None
         self._notify("instance_lost", instance)
@@ -498,8 +494,9 @@ class Scheduler:
         if instance is None:  # it leaves, with what it has reserved, and with its KV
             request.instance = None
             return
-        if request in self.pace.timed:
-            self.pace.end(instance, request, self._now, finished)
+        for slot, chunk_ended in self._chunk_ends:
+            self._stage = slot
+            chunk_ended(request, instance, finished)
         instance.running -= 1
         instance.reserved_kv_tokens -= request.chunk_kv_tokens
         if instance.info.shares_prompts:

@@ -1,10 +1,14 @@
 """Divided rollout: requests run in chunks, each placed where there is KV for it."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from seer_core.plugins.config_types import NotNegative, Share
+from seer_core.errors import ConfigError, quote
+from seer_core.plugins.config import nearest
+from seer_core.plugins.config_types import MOST, NotNegative, Share
+from seer_core.plugins.discovery import offered
 from seer_core.plugins.hookspecs import Startup, hookimpl
 from seer_divided_rollout.placer import RESERVED_SHARE, KvAware, Scorer
 from seer_divided_rollout.splitter import AffordableChunks, Chunks
@@ -12,6 +16,14 @@ from seer_divided_rollout.splitter import AffordableChunks, Chunks
 __all__ = ["AffordableChunks", "Chunks", "KvAware", "Scorer", "Settings"]
 
 TIER = "supported"
+
+SCORERS = "seer.scorers"
+"""Entry points of further reasons for an instance, each a ``Scorer``."""
+
+SPEED = "speed"
+"""The name of the placer's own scorer by speed."""
+
+Weight = Annotated[float, Meta(ge=-MOST, le=MOST)]
 
 
 class Settings(Struct, frozen=True):
@@ -34,6 +46,10 @@ class Settings(Struct, frozen=True):
     """The part of each chunk for which KV is reserved, on engines that end a chunk early where KV runs short.
     Other engines would preempt, so whole chunks are reserved there, as everywhere with 1.
     """
+    scorers: Mapping[str, Weight] = {}
+    """The weights of reasons for an instance beside its free KV: of ``speed``, which has 1 without an entry,
+    and of those that installed distributions offer. 0 leaves a reason out.
+    """
 
 
 @hookimpl
@@ -45,5 +61,23 @@ def seer_make_splitter(settings: Settings, startup: Startup) -> Chunks | Afforda
 
 @hookimpl
 def seer_make_placer(settings: Settings, startup: Startup) -> KvAware:
-    """Place chunks by free KV."""
-    return KvAware(settings.stay_kv_fraction, settings.growth_headroom, settings.reserved_share)
+    """Place chunks by free KV, and what else the settings weigh."""
+    return KvAware(
+        settings.stay_kv_fraction,
+        settings.growth_headroom,
+        settings.reserved_share,
+        [(_scorer(name), weight) for name, weight in settings.scorers.items() if name != SPEED],
+        settings.scorers.get(SPEED, 1.0),
+    )
+
+
+def _scorer(name: str) -> Scorer:
+    """Return the scorer that an installed distribution offers under a name."""
+    found = {point.name: point for point in offered(SCORERS)}
+    if name not in found:
+        raise ConfigError(
+            f"[plugin.divided_rollout.scorers]: no installed distribution offers {quote(name)}"
+            f"{nearest(name, [SPEED, *found])}"
+        )
+    scorer: Scorer = found[name].load()
+    return scorer

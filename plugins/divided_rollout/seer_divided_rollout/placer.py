@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import ceil, log2
 
 import attrs
 
-from seer_core.model import InstanceStatus, Request
+from seer_core.model import InstanceStatus, Request, RequestState
+from seer_core.model.events import ChunkFinished
 from seer_core.ports.policy import Placement, Placer
+from seer_divided_rollout.pace import MeasuredPace, PaceMeter
 
-__all__ = ["KvAware", "Scorer"]
+__all__ = ["KvAware", "Scorer", "free_kv", "move"]
 
-Scorer = Callable[[Request, InstanceStatus], float]
-"""A reason for an instance, or against it: as if so many more KV tokens were free there for this request."""
+Scorer = Callable[[Request, InstanceStatus, InstanceStatus | None], float]
+"""A reason for an instance, or against it: as if so many more KV tokens were free there for this request.
+
+It is called with the request, an instance, and the request's home, which has its KV, or None.
+"""
 
 Key = tuple[int, int, int, "RankedInstance"]
 """Minus the free KV, the last choice, the number, and the instance itself; the emptiest has the least."""
@@ -46,17 +51,29 @@ PAYS = 2.0
 """A move to a faster instance has to save so many times as much time as it costs, for both are estimates."""
 
 
+def free_kv(request: Request, instance: InstanceStatus, home: InstanceStatus | None) -> int:
+    """Scorer: the KV tokens that the request could have: free ones, and what siblings hold of its prompt."""
+    info = instance.info
+    free = info.kv_capacity_tokens - instance.reserved_kv_tokens
+    return free + instance.shared_kv_tokens(request.group) if info.shares_prompts else free
+
+
+def move(request: Request, instance: InstanceStatus, home: InstanceStatus | None) -> float:
+    """Scorer: minus all KV of the home, where a move from there costs a prefill, and less where it does."""
+    return 0.0 if home is None else -instance.info.move_cost_from(home.info) * home.info.kv_capacity_tokens
+
+
 @attrs.define(eq=False)
 class RankedInstance:
     """An instance, the heap of those of its domain and its speed, and the key under which it is there.
 
     ``key`` is None while no slot is free.  ``chosen`` numbers the last choice of it.  ``halvings``: by how
-    many powers of two it is slower than others.
+    many powers of two it is slower than others, by its ``pace``.
     """
 
     instance: InstanceStatus
     heap: list[Key]
-    slowness: float = 1.0
+    pace: MeasuredPace = attrs.Factory(MeasuredPace)
     halvings: int = 0
     key: Key | None = None
     chosen: int = 0
@@ -65,14 +82,18 @@ class RankedInstance:
 class KvAware(Placer):
     """Chooses the instance with the most free KV, or the request's own while loads are close.
 
-    A chunk is let in where ``reserved_share`` of it fits, if the instance ends chunks early where KV runs
-    short all the same.  Elsewhere it has to fit whole.
+    It is a filter and scorers.  The filter lets an instance in or not.  The scorers, in KV tokens, are added
+    up by their weights for each that is let in: ``free_kv``, ``move`` by ``stay_kv_fraction``, ``speed`` by
+    ``speed_weight``, and further ``scorers``, each with its weight.  A request leaves its home only for an
+    instance with a higher sum.
 
-    A request whose KV is not there is let in only if, for each request in flight there,
-    ``growth_headroom`` chunks like its own stay free: an instance filled to the brim has no room for
-    anyone's next chunk, so all would have to move.  Both this and how far loads may be apart hold for moves
-    that prefill everything again; where instances share KV they shrink to what a move costs there, as a share
-    of that (``InstanceInfo.move_cost_from``).  Among equals the least recently chosen wins.
+    The filter: a chunk is let in where ``reserved_share`` of it fits, if the instance ends chunks early where
+    KV runs short all the same.  Elsewhere it has to fit whole.  A request whose KV is not there is let in
+    only if, for each request in flight there, ``growth_headroom`` chunks like its own stay free: an instance
+    filled to the brim has no room for anyone's next chunk, so all would have to move.  Both this and how far
+    loads may be apart hold for moves that prefill everything again; where instances share KV they shrink to
+    what a move costs there, as a share of that (``InstanceInfo.move_cost_from``).  Among equals the least
+    recently chosen wins.
 
     Instances of another domain, which is a kind or a node that no pool spans, share no KV with the request's
     own (``InstanceInfo.kv_domain``).  So such a move costs a whole prefill.  It is made only if it leaves by
@@ -83,14 +104,12 @@ class KvAware(Placer):
     apart and they are no more than ``stay_kv_fraction`` apart; a further copy of a prompt is made only where
     ``COPIES`` of it stay free.  Otherwise it waits, for its siblings give way.
 
-    Half the speed (``InstanceStatus.slowness``, to the nearest power of two) counts as much as all KV in use:
-    a slower instance gets a request only where no faster one lets it in, and the request leaves when one
-    does, if what it has still to write there saves ``PAYS`` times as much time as its KV costs.
-
-    ``scorers`` are further reasons, which choose among the instances that let a request in.
+    Half the speed (``PaceMeter``, to the nearest power of two) counts as much as all KV in use: a slower
+    instance gets a request only where no faster one lets it in, and the request leaves when one does, if what
+    it has still to write there saves ``PAYS`` times as much time as its KV costs.
 
     For each domain and speed a heap of keys is kept up to date lazily, so a decision costs O(log n) over n
-    instances; with scorers it costs O(n log n).
+    instances; with further scorers it costs O(n log n).
     """
 
     def __init__(
@@ -98,29 +117,42 @@ class KvAware(Placer):
         stay_kv_fraction: float,
         growth_headroom: float = 0.0,
         reserved_share: float = RESERVED_SHARE,
-        scorers: Sequence[Scorer] = (),
+        scorers: Iterable[tuple[Scorer, float]] = (),
+        speed_weight: float = 1.0,
     ) -> None:
         self.stay_kv_fraction = stay_kv_fraction
         self.growth_headroom = growth_headroom
         self.reserved_share = reserved_share
-        self.scorers = tuple(scorers)
+        self.speed_weight = speed_weight
+        self._further = tuple((score, weight) for score, weight in scorers if weight)
+        self._scorers = self._further
+        """What is added to free KV and the move: ``speed`` where instances are uneven, and the further."""
         self._instances: dict[int, RankedInstance] = {}
         self._by_id: dict[str | None, InstanceStatus] = {}
         self._choices = 0
         self._with_slots = 0
         self._heaps: dict[tuple[tuple[str, str], int], list[Key]] = {}
         self._heap: list[Key] | None = None
-        """The only one, where there is one and no scorer."""
+        """The only one, where there is one and no further scorer."""
         self._uneven = False
         """Whether some instances are slower than others."""
-        self._weighs_more = bool(self.scorers)
-        """Whether more than KV decides, as it does where instances are uneven, and with scorers."""
+        self._meter = PaceMeter()
+        self._timed = self._meter.timed
+        self._now = 0.0
+        self._sent: Request | None = None
+        """The request that was placed last, if its chunk is to be measured."""
+
+    def tick(self, now: float) -> None:
+        """Take the time, by which chunks are measured."""
+        self._now = now
 
     def instance_changed(self, instance: InstanceStatus) -> None:
         """Take in an instance's new load; one without a free slot is out of the running."""
         ranked = self._instances.get(instance.seq) or self._admit(instance)
-        if ranked.slowness != instance.slowness:
-            self._change_speed(ranked)
+        if (sent := self._sent) is not None:
+            self._sent = None
+            if sent.instance == instance.id and sent.state is RequestState.RUNNING:
+                self._meter.send(ranked.pace, instance, sent, self._now)
         info, before = instance.info, ranked.key
         if instance.running >= info.max_running:
             if before is not None:
@@ -144,8 +176,29 @@ class KvAware(Placer):
         ranked = self._instances.pop(instance.seq, None)
         if ranked is None:
             return
+        self._meter.lose(ranked.pace)
         self._by_id.pop(instance.id, None)
         self._leave_heap(ranked)
+
+    def chunk_ended(self, request: Request, instance: InstanceStatus, finished: ChunkFinished | None) -> None:
+        """Measure the instance's pace by a chunk, if it is one of those."""
+        if request in self._timed:
+            self._meter.end(instance, request, self._now, finished)
+            self.pace_changed(instance)
+
+    def pace_of(self, instance: InstanceStatus) -> MeasuredPace:
+        """Return what is measured of an instance."""
+        return self._instances[instance.seq].pace
+
+    def pace_changed(self, instance: InstanceStatus) -> None:
+        """Take in an instance's pace."""
+        ranked = self._instances[instance.seq]
+        halvings = round(log2(ranked.pace.slowness))
+        if halvings != ranked.halvings and self.speed_weight:
+            ranked.halvings = halvings
+            self._leave_heap(ranked)
+            self._join_heap(ranked)
+            self.instance_changed(instance)
 
     def has_room(self) -> bool:
         """Return whether any instance has a free slot: without one, home is full and no other is found."""
@@ -173,7 +226,10 @@ class KvAware(Placer):
         elif not self._admits(best, home, request, chunk_tokens):
             return None
         self._choices = number = self._choices + 1
-        self._instances[best.seq].chosen = number
+        ranked = self._instances[best.seq]
+        ranked.chosen = number
+        if ranked.pace.is_ready:
+            self._sent = request
         reserved = None
         if best.info.ends_early and self.reserved_share != 1:
             reserved = ceil(self.reserved_share * chunk_tokens)
@@ -198,7 +254,7 @@ class KvAware(Placer):
             instance = self._by_id.get(instance_id)
             if instance is None or instance is home or instance.running >= instance.info.max_running:
                 continue
-            room = self._room(instance, request)
+            room = free_kv(request, instance, home)
             if best is not None and room <= most:
                 continue
             if self._uneven and self._halvings(instance) > self._halvings(emptiest):
@@ -213,14 +269,7 @@ class KvAware(Placer):
         if best is None or not self._admits(emptiest, home, request, chunk_tokens):
             return best or emptiest
         near = min(saved * group.left, self.stay_kv_fraction * emptiest.info.kv_capacity_tokens)
-        return best if self._room(emptiest, request) - most <= near else emptiest
-
-    @staticmethod
-    def _room(instance: InstanceStatus, request: Request) -> int:
-        """Return the KV tokens that a request could have: free ones, and what siblings hold of its prompt."""
-        info = instance.info
-        free = info.kv_capacity_tokens - instance.reserved_kv_tokens
-        return free + instance.shared_kv_tokens(request.group) if info.shares_prompts else free
+        return best if free_kv(request, emptiest, home) - most <= near else emptiest
 
     def _admits(
         self, instance: InstanceStatus, home: InstanceStatus | None, request: Request, chunk_tokens: int
@@ -248,14 +297,14 @@ class KvAware(Placer):
             or self._footprint(home, request, chunk_tokens) > home.free_kv_tokens
         ):
             return "full"
-        apart = self._room(best, request) - self._room(home, request)
-        if apart <= 0 and not self._weighs_more:
+        apart = free_kv(request, best, home) - free_kv(request, home, home)
+        if apart <= 0 and not self._scorers:
             return HOME
-        gain = apart - self._near(best, home)
-        if self.scorers:
-            gain += sum(score(request, best) - score(request, home) for score in self.scorers)
+        gain = apart + self.stay_kv_fraction * move(request, best, home)
+        for score, weight in self._further:
+            gain += weight * (score(request, best, home) - score(request, home, home))
         if self._uneven:
-            faster = self._slow_tokens(home) - self._slow_tokens(best)
+            faster = self.speed_weight * (self.speed(request, best, home) - self.speed(request, home, home))
             if gain <= 0 < gain + faster:
                 return "slow" if self._pays(home, best, request, chunk_tokens) else HOME
             gain += faster
@@ -263,23 +312,18 @@ class KvAware(Placer):
 
     def _pays(self, home: InstanceStatus, best: InstanceStatus, request: Request, chunk_tokens: int) -> bool:
         """Return whether the rest of a request saves more time on a faster instance than its move costs."""
-        group, info = request.group, best.info
+        group, info, here, there = request.group, best.info, self.pace_of(home), self.pace_of(best)
         left = max(group.estimate_tokens - request.generated_tokens, chunk_tokens)
-        saved_s = left * home.token_s * (1 - best.slowness / home.slowness)
+        saved_s = left * here.token_s * (1 - there.slowness / here.slowness)
         move_s = info.move_cost_from(home.info) * info.prefill_s_per_token * request.context_tokens
         return saved_s > PAYS * move_s
 
-    def _slow_tokens(self, instance: InstanceStatus) -> int:
-        """KV tokens by which less counts as free there, as its steps take longer."""
-        return self._halvings(instance) * instance.info.kv_capacity_tokens if self._uneven else 0
+    def speed(self, request: Request, instance: InstanceStatus, home: InstanceStatus | None) -> int:
+        """Scorer: minus all KV of the instance for each halving of its speed beside the others."""
+        return -self._halvings(instance) * instance.info.kv_capacity_tokens
 
     def _halvings(self, instance: InstanceStatus) -> int:
         return self._instances[instance.seq].halvings
-
-    def _near(self, instance: InstanceStatus, home: InstanceStatus) -> float:
-        """KV tokens by which there must be more free than at home for a move to pay."""
-        move_cost = instance.info.move_cost_from(home.info)
-        return self.stay_kv_fraction * move_cost * home.info.kv_capacity_tokens
 
     def _emptiest(
         self, home: InstanceStatus | None, request: Request, chunk_tokens: int
@@ -288,18 +332,17 @@ class KvAware(Placer):
         if self._heap is not None:
             key = self._top(self._heap)
             return None if key is None else key[3].instance
-        if self.scorers:
+        if self._further:
             keys = [ranked.key for ranked in self._instances.values() if ranked.key is not None]
         else:
             keys = [key for heap in self._heaps.values() if (key := self._top(heap)) is not None]
         found = [ranked.instance for _, _, _, ranked in sorted(keys)]
-        if len(found) < 2 or (home is None and not self._weighs_more):
+        if len(found) < 2 or (home is None and not self._scorers):
             return found[0] if found else None
 
         def worth(instance: InstanceStatus) -> float:
-            near = 0.0 if home is None else self._near(instance, home)
-            scores = sum(score(request, instance) for score in self.scorers)
-            return instance.free_kv_tokens - near - self._slow_tokens(instance) + scores
+            worth = instance.free_kv_tokens + self.stay_kv_fraction * move(request, instance, home)
+            return worth + sum(weight * score(request, instance, home) for score, weight in self._scorers)
 
         admitting = [each for each in found if self._admits(each, home, request, chunk_tokens)]
         return max(admitting or found[:1], key=worth)
@@ -320,14 +363,6 @@ class KvAware(Placer):
         self._join_heap(ranked)
         return ranked
 
-    def _change_speed(self, ranked: RankedInstance) -> None:
-        ranked.slowness = slowness = ranked.instance.slowness
-        halvings = round(log2(slowness))
-        if halvings != ranked.halvings:
-            ranked.halvings = halvings
-            self._leave_heap(ranked)
-            self._join_heap(ranked)
-
     def _join_heap(self, ranked: RankedInstance) -> None:
         """Put an instance into the heap of its domain and its speed, where its key comes next."""
         ranked.heap = self._heaps.setdefault((ranked.instance.info.kv_domain, ranked.halvings), [])
@@ -341,7 +376,8 @@ class KvAware(Placer):
         self._note_heaps()
 
     def _note_heaps(self) -> None:
-        only = len(self._heaps) == 1 and not self.scorers
+        only = len(self._heaps) == 1 and not self._further
         self._heap = next(iter(self._heaps.values())) if only else None
         self._uneven = len({halvings for _, halvings in self._heaps}) > 1
-        self._weighs_more = self._uneven or bool(self.scorers)
+        speed: list[tuple[Scorer, float]] = [(self.speed, self.speed_weight)] if self._uneven else []
+        self._scorers = (*speed, *self._further)

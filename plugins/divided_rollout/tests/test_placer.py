@@ -11,6 +11,7 @@ import seer_divided_rollout
 from hypothesis import given, settings
 from seer_divided_rollout import KvAware, Settings
 
+from seer_core.errors import ConfigError
 from seer_core.model import GroupContext, InstanceInfo, InstanceStatus, Request
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.policy import Placer
@@ -21,9 +22,10 @@ CHUNK = 16
 class Reference:
     """The placer's promise, by looking at every instance each time."""
 
-    def __init__(self, stay_kv_fraction, growth_headroom=0.0):
+    def __init__(self, stay_kv_fraction, growth_headroom, pace_of):
         self.stay_kv_fraction = stay_kv_fraction
         self.growth_headroom = growth_headroom
+        self.pace_of = pace_of
         self.chosen = {}
         self.choices = 0
 
@@ -68,16 +70,16 @@ class Reference:
         if apart - self.near(best, home) <= self.slow_tokens(best) - self.slow_tokens(home):
             return True
         left = max(request.group.estimate_tokens - request.generated_tokens, chunk_tokens)
-        saved_s = left * home.token_s * (1 - best.slowness / home.slowness)
+        here, there = self.pace_of(home), self.pace_of(best)
+        saved_s = left * here.token_s * (1 - there.slowness / here.slowness)
         share = self.move_cost(best, home)
         return saved_s <= 2 * share * best.info.prefill_s_per_token * request.context_tokens
 
     def slow_tokens(self, status):
         return self.halvings(status) * status.info.kv_capacity_tokens if self.uneven else 0
 
-    @staticmethod
-    def halvings(status):
-        return round(log2(status.slowness))
+    def halvings(self, status):
+        return round(log2(self.pace_of(status).slowness))
 
     def near(self, status, home):
         if home is None:
@@ -171,8 +173,9 @@ class Pool:
         self.placer.instance_changed(instance)
 
     def slow(self, instance, slowness, token_s=1.0):
-        instance.slowness, instance.token_s = slowness, token_s
-        self.placer.instance_changed(instance)
+        pace = self.placer.pace_of(instance)
+        pace.slowness, pace.token_s = slowness, token_s
+        self.placer.pace_changed(instance)
 
     def group(self, prompt=10, size=1):
         return GroupContext("g", 0, size, prompt, 1000, left=size)
@@ -308,7 +311,8 @@ def test_an_instance_that_comes_back_under_its_name_is_a_new_one(pool):
     data=st.data(),
 )
 def test_choices_equal_those_of_a_look_at_every_instance(stay, headroom, fetch_s, block, shares, slow, data):
-    pool, reference = Pool(KvAware(stay, headroom), fetch_s, shares), Reference(stay, headroom)
+    pool = Pool(KvAware(stay, headroom), fetch_s, shares)
+    reference = Reference(stay, headroom, pool.placer.pace_of)
     groups = [pool.group(data.draw(st.integers(1, 40)), size) for size in (1, 2, 6)]
     homes = st.sampled_from([None, "a", "b", "c", "d"])
     for _ in range(data.draw(st.integers(5, 60))):
@@ -462,10 +466,10 @@ def test_an_instance_that_is_no_longer_slow_is_like_the_others(pool):
 
 
 def test_a_scorer_adds_a_reason_to_the_choice():
-    def prefers_b(request, instance):
-        return 100.0 if instance.id == "b" else 0.0
+    def prefers_b(request, instance, home):
+        return 50.0 if instance.id == "b" else 0.0
 
-    pool = Pool(KvAware(0.25, scorers=[prefers_b]))
+    pool = Pool(KvAware(0.25, scorers=[(prefers_b, 2.0)]))
     a, b, c = pool.start("a"), pool.start("b"), pool.start("c")
     pool.load(b, 1, 90)
     assert pool.place(pool.request()) is b
@@ -597,6 +601,41 @@ def test_the_hook_passes_its_settings_on():
         Settings(stay_kv_fraction=0.5, growth_headroom=2.0), SimpleNamespace()
     )
     assert (placer.stay_kv_fraction, placer.growth_headroom) == (0.5, 2.0)
+
+
+@pytest.fixture
+def offering(tmp_path, monkeypatch):
+    """Another distribution, which offers the scorer ``prefers_b``."""
+    (tmp_path / "of_others.py").write_text(
+        "def prefers_b(request, instance, home):\n    return 100.0 if instance.id == 'b' else 0.0\n"
+    )
+    (tmp_path / "of_others-1.dist-info").mkdir()
+    (tmp_path / "of_others-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: of-others\n")
+    (tmp_path / "of_others-1.dist-info/entry_points.txt").write_text(
+        "[seer.scorers]\nprefers_b = of_others:prefers_b\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize(("weight", "chosen"), [(0.5, "a"), (1.0, "b"), (0.0, "a")])
+def test_settings_weigh_a_scorer_of_another_distribution(offering, weight, chosen):
+    pool = Pool(seer_divided_rollout.seer_make_placer(Settings(scorers={"prefers_b": weight}), None))
+    for name, used in (("a", 10), ("b", 90)):
+        pool.load(pool.start(name), 1, used)
+    assert pool.place(pool.request()).id == chosen
+
+
+def test_without_weight_speed_decides_nothing():
+    pool = Pool(seer_divided_rollout.seer_make_placer(Settings(scorers={"speed": 0}), None))
+    a, b = pool.start("a"), pool.start("b")
+    pool.load(b, 0, 20)
+    pool.slow(a, 4.0)
+    assert pool.place(pool.request()) is a
+
+
+def test_a_scorer_that_nothing_offers_is_refused():
+    with pytest.raises(ConfigError, match="no installed distribution offers 'sped'; did you mean 'speed'"):
+        seer_divided_rollout.seer_make_placer(Settings(scorers={"sped": 1}), None)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ most in proportion to the load that has grown more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import exp, log
 
 import attrs
@@ -16,7 +15,7 @@ import attrs
 from seer_core.model import InstanceStatus, Request
 from seer_core.model.events import ChunkFinished
 
-__all__ = ["PaceMeter"]
+__all__ = ["MeasuredPace", "PaceMeter"]
 
 AT_ONCE, AT_FIRST = 2, 16
 """Chunks of an instance that are measured at a time, later and at first: those beside them see the same
@@ -43,94 +42,92 @@ APART, ALIKE = log(1.5), log(1.2)
 
 @attrs.define(eq=False)
 class MeasuredPace:
-    """The means of an instance's last chunks, in logarithms."""
+    """An instance's pace: ``token_s`` seconds for a request's token lately, 0 where none was measured yet.
 
+    It takes ``slowness`` times as long as on the others, at like loads; 1 while no difference is sure.
+    ``is_ready``: another chunk is to be measured.  The rest are the means of its last chunks, in logarithms.
+    """
+
+    token_s: float = 0.0
+    slowness: float = 1.0
+    is_ready: bool = True
     timed: int = 0
     """How many of its chunks in flight are measured."""
+    ended: int = 0
+    """How many were to be measured, and are over."""
     chunks: int = 0
+    """How many of these were measured."""
     token: float = 0.0
     requests: float = 0.0
     kv: float = 0.0
-    slowness: float = 0.0
+    apart: float = 0.0
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether another chunk is to be measured."""
-        return self.timed < (AT_ONCE if self.chunks >= AT_FIRST else AT_FIRST)
+    def count(self, change: int) -> None:
+        """Count a chunk that is measured from now on, or not any more."""
+        self.timed += change
+        self.is_ready = self.timed < (AT_ONCE if self.ended >= AT_FIRST else AT_FIRST)
 
 
 class PaceMeter:
-    """Measures ``InstanceStatus.token_s`` and ``slowness`` from what happens to chunks; O(1) for each."""
+    """Measures paces from what happens to chunks; O(1) for each."""
 
     def __init__(self) -> None:
-        self.ready: set[str] = set()
-        """The instances whose next chunk is measured."""
-        self.timed: dict[Request, tuple[float, int, int]] = {}
-        """When each chunk that is measured was sent, with the load of then."""
-        self._paces: dict[str, MeasuredPace] = {}
+        self.timed: dict[Request, tuple[MeasuredPace, float, int, int]] = {}
+        """Where and when each chunk that is measured was sent, with the load of then."""
         self._compared = 0
         self._token = self._requests = self._kv = 0.0
         """Sums over the instances that are compared, their times as if all had one pace."""
         self._rr = self._rk = self._kk = self._rt = self._kt = 0.0
         """Covariances within instances: of the loads, and of each with the time."""
 
-    def start(self, instance: InstanceStatus) -> None:
-        """Measure an instance from now on."""
-        self._paces[instance.id] = MeasuredPace()
-        self.ready.add(instance.id)
-
-    def lose(self, instance: InstanceStatus, on_it: Iterable[Request]) -> None:
+    def lose(self, pace: MeasuredPace) -> None:
         """Forget an instance, with the chunks that are in flight there."""
-        self.ready.discard(instance.id)
-        for request in on_it:
-            self.timed.pop(request, None)
-        self._count(self._paces.pop(instance.id), -1)
+        for request in [request for request, sent in self.timed.items() if sent[0] is pace]:
+            del self.timed[request]
+        self._count(pace, -1)
 
-    def send(self, instance: InstanceStatus, request: Request, now: float) -> None:
-        """Measure a chunk that is sent, once the load counts it, to an instance that is ``ready``."""
-        self.timed[request] = now, instance.running, instance.reserved_kv_tokens
-        pace = self._paces[instance.id]
-        pace.timed += 1
-        if not pace.is_ready:
-            self.ready.remove(instance.id)
+    def send(self, pace: MeasuredPace, instance: InstanceStatus, request: Request, now: float) -> None:
+        """Measure a chunk that is sent to an instance with this pace, once the load counts it."""
+        self.timed[request] = pace, now, instance.running, instance.reserved_kv_tokens
+        pace.count(1)
 
     def end(
         self, instance: InstanceStatus, request: Request, now: float, finished: ChunkFinished | None
     ) -> None:
         """Note that a chunk that is ``timed`` is over, while the load counts it; None: it brought nothing."""
-        sent, pace = self.timed.pop(request), self._paces[instance.id]
-        pace.timed -= 1
-        if pace.is_ready:
-            self.ready.add(instance.id)
+        pace, began_s, requests, kv_tokens = self.timed.pop(request)
+        pace.ended += 1
+        pace.count(-1)
         if finished is not None:
-            self._measure(instance, pace, sent, now, finished)
+            self._measure(instance, pace, now - began_s, requests, kv_tokens, finished)
 
     def _measure(
         self,
         instance: InstanceStatus,
         pace: MeasuredPace,
-        sent: tuple[float, int, int],
-        now: float,
+        seconds: float,
+        requests: int,
+        kv_tokens: int,
         finished: ChunkFinished,
     ) -> None:
-        (began_s, requests, kv_tokens), info, tokens = sent, instance.info, finished.tokens
+        info, tokens = instance.info, finished.tokens
         requests, kv_tokens = max(requests, instance.running), max(kv_tokens, instance.reserved_kv_tokens)
         if tokens < FEWEST_TOKENS or finished.prefilled_tokens + finished.pool_tokens > CONTEXT * tokens:
             return
-        if requests > info.max_running or kv_tokens > info.kv_capacity_tokens or now <= began_s:
+        if requests > info.max_running or kv_tokens > info.kv_capacity_tokens or seconds <= 0:
             return  # in the first two cases some have waited in its own queue
         self._count(pace, -1)
-        self._learn(pace, log((now - began_s) / tokens), log(requests), log(max(kv_tokens, 1)))
+        self._learn(pace, log(seconds / tokens), log(requests), log(max(kv_tokens, 1)))
         if self._compared and pace.chunks >= FEWEST:
             self._compare(pace)
-            instance.slowness = exp(pace.slowness)
+            pace.slowness = exp(pace.apart)
         self._count(pace, 1)
-        instance.token_s = exp(pace.token)
+        pace.token_s = exp(pace.token)
 
     def _count(self, pace: MeasuredPace, sign: int) -> None:
         if pace.chunks >= FEWEST:
             self._compared += sign
-            self._token += sign * (pace.token - pace.slowness)
+            self._token += sign * (pace.token - pace.apart)
             self._requests += sign * pace.requests
             self._kv += sign * pace.kv
 
@@ -159,11 +156,11 @@ class PaceMeter:
         doubt = DOUBT + (1 - DOUBT) * VARIANCE / (VARIANCE + self._rr + self._kk)
         apart = pace.token - self._token / others - growth
         low, high = apart - doubt * (most - growth), apart + doubt * (growth - least)
-        before = pace.slowness
+        before = pace.apart
         if low > before + (APART if before >= 0 else ALIKE):
-            pace.slowness = low if before >= 0 else min(low, 0.0)
+            pace.apart = low if before >= 0 else min(low, 0.0)
         elif high < before - (APART if before <= 0 else ALIKE):
-            pace.slowness = high if before <= 0 else max(high, 0.0)
+            pace.apart = high if before <= 0 else max(high, 0.0)
 
     def _growth(self, requests: float, kv: float) -> float:
         """Return how much longer a token takes with so much more load of both kinds, by least squares."""

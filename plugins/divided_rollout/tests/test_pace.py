@@ -3,10 +3,10 @@
 import random
 
 import pytest
+from seer_divided_rollout.pace import MeasuredPace, PaceMeter
 
 from seer_core.model import GroupContext, InstanceInfo, InstanceStatus, Request
 from seer_core.model.events import ChunkFinished
-from seer_core.scheduling.pace import PaceMeter
 
 KV = 100_000
 
@@ -17,13 +17,12 @@ class Instances:
     def __init__(self, *speeds, noise=0.0):
         self.meter, self.now, self.rng, self.noise = PaceMeter(), 0.0, random.Random(0), noise
         self.speeds = dict(enumerate(speeds))
+        self.paces = [MeasuredPace() for _ in speeds]
         self.instances = [self.start(number) for number in self.speeds]
         self.requests = 0
 
     def start(self, number):
-        instance = InstanceStatus(InstanceInfo(f"{number}", KV, 1, 64, KV), number)
-        self.meter.start(instance)
-        return instance
+        return InstanceStatus(InstanceInfo(f"{number}", KV, 1, 64, KV), number)
 
     def step_s(self, number, running, kv_tokens):
         noise = self.rng.uniform(1 - self.noise, 1 + self.noise)
@@ -38,8 +37,8 @@ class Instances:
             request = Request(GroupContext("g", 0, 1, 1, 1000), self.requests)
             instance.running += 1
             instance.reserved_kv_tokens += kv_tokens // running
-            if instance.id in self.meter.ready:
-                self.meter.send(instance, request, self.now)
+            if self.paces[number].is_ready:
+                self.meter.send(self.paces[number], instance, request, self.now)
                 sent.append(request)
         self.now += tokens * self.step_s(number, running, kv_tokens)
         for request in sent:
@@ -48,7 +47,7 @@ class Instances:
         instance.running = instance.reserved_kv_tokens = 0
 
     def slownesses(self):
-        return [instance.slowness for instance in self.instances]
+        return [pace.slowness for pace in self.paces]
 
 
 @pytest.mark.parametrize("speed", [0.5, 0.1, 2.0])
@@ -109,21 +108,21 @@ def test_chunks_that_say_little_about_steps_are_not_measured():
             for _ in range(8):
                 found.run(number, **{"running": 2, "kv_tokens": 1000} | more)
     assert found.slownesses() == [1.0, 1.0]
-    assert [instance.token_s for instance in found.instances] == [0.0, 0.0]
+    assert [pace.token_s for pace in found.paces] == [0.0, 0.0]
 
 
 def test_a_chunk_that_brought_nothing_is_not_measured_and_others_are_measured_in_its_place():
     found = Instances(1.0, 1.0)
-    meter, instance, lost = found.meter, found.instances[0], found.instances[1]
+    meter, (instance, lost), (pace, gone) = found.meter, found.instances, found.paces
     for number in range(9):
         request = Request(GroupContext("g", 0, 1, 1, 1000), number)
-        meter.send(instance, request, 0.0)
+        meter.send(pace, instance, request, 0.0)
         meter.end(instance, request, 9.0, None)
-    assert instance.token_s == 0.0
-    assert (meter.timed, meter.ready) == ({}, {"0", "1"})
-    meter.send(lost, request, 9.0)
-    meter.lose(lost, [request])
-    assert (meter.timed, meter.ready) == ({}, {"0"})
+    assert pace.token_s == 0.0
+    assert (meter.timed, pace.timed, pace.is_ready) == ({}, 0, True)
+    meter.send(gone, lost, request, 9.0)
+    meter.lose(gone)
+    assert meter.timed == {}
 
 
 def test_an_instance_that_starts_again_is_measured_anew():
@@ -133,10 +132,9 @@ def test_an_instance_that_starts_again_is_measured_anew():
         found.run(1, 4, 4000)
     first, second = found.slownesses()
     assert second / first == pytest.approx(2.0, rel=0.1)
-    found.meter.lose(found.instances[1], ())
+    found.meter.lose(found.paces[1])
     found.speeds[1] = found.speeds[0] = 1.0
-    found.instances[1] = found.start(1)
-    assert found.instances[1].slowness == 1.0
+    found.instances[1], found.paces[1] = found.start(1), MeasuredPace()
     for _ in range(20):
         found.run(0, 4, 4000)
         found.run(1, 4, 4000)
@@ -148,5 +146,5 @@ def test_the_time_of_a_token_is_that_of_the_last_chunks():
     found = Instances(1.0)
     for _ in range(30):
         found.run(0, 4, 4000)
-    assert found.instances[0].token_s == pytest.approx(0.0144)
-    assert found.instances[0].slowness == 1.0
+    assert found.paces[0].token_s == pytest.approx(0.0144)
+    assert found.paces[0].slowness == 1.0
