@@ -103,6 +103,8 @@ class Dialect(Protocol):
     """How one server is asked; errors are those of ``Connection``, and ``Unsupported``."""
 
     connection: Connection
+    names_jobs: bool
+    """Whether requests say which responses they are of, to Seer's half in the server."""
 
     @property
     def max_temperature(self) -> float | None:

@@ -102,6 +102,7 @@ class Handles:
     """The dialect of one handle."""
 
     max_temperature: float | None = None
+    names_jobs = False
 
     def __init__(self, connection: Connection, handle: Handle) -> None:
         self.connection = connection

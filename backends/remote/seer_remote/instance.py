@@ -29,6 +29,7 @@ from seer_remote.exactness import (
     seed_of,
     shape_of,
 )
+from seer_remote.seer_servers import SeerServer
 
 __all__ = ["RemoteInstance", "SiblingServers"]
 
@@ -47,6 +48,9 @@ OVERLOADED = (408, 425, 429, 502, 503, 504)
 """HTTP's answers of a server, or of what stands before it, that may have another soon."""
 
 REMEDY = "have it draw each token by its seed and its place alone"
+TESTS = "seer-tests"
+"""The group of responses by which a server is tested."""
+
 REMEDIES = {
     "vllm": "`pip install seer-vllm` beside vLLM and start it with SEER_KEYED_SAMPLING=1 in its environment,"
     " or with vLLM's second model runner and without drafts",
@@ -108,6 +112,7 @@ class RemoteInstance:
         self.id = id
         self.address = connection.url
         self.dialect = make(connection)
+        self.seer = SeerServer(id, kind, connection)
         self._kind = kind
         self._connection = connection
         self._siblings = siblings
@@ -142,17 +147,13 @@ class RemoteInstance:
     # Lives.
 
     def set_drafter(self, drafter: Drafter | None) -> bool:
-        """Refuse drafters: a server drafts as its owner has configured it."""
-        if drafter is not None:
-            raise EngineError(
-                f"instance {self.id!r} is a server that drafts as its owner has configured it; drop the"
-                " drafter from [seer].plugins"
-            )
-        return False
+        """Have the server draft from the next ``start`` on, which refuses one that cannot."""
+        self.seer.drafter = drafter
+        return self.seer.shares_text
 
     def set_kv_pool(self, pool: KVPool | None) -> bool:
-        """Share no KV through a pool of Seer's."""
-        return False
+        """Have the server share KV from the next ``start`` on, which refuses one that cannot."""
+        return self.seer.use(pool)
 
     async def start(self, sink: InstanceSink) -> InstanceInfo:
         """Ask the server what it is, and test what its tokens depend on.
@@ -169,6 +170,8 @@ class RemoteInstance:
             self._siblings.expect(self.address, facts)
             self._levels.clear()
             self._tests.clear()
+            await self.seer.attach(sink)
+            self.dialect.names_jobs = self.seer.attached
             self._raw = await reports_raw(self._try, facts.vocab_size)
             level = await self._level_of(self._siblings.sampling)
             self._version = 0
@@ -196,7 +199,7 @@ class RemoteInstance:
         self._sink, self._asleep = sink, False
         self._started_s = asyncio.get_running_loop().time()
         self._watching = asyncio.create_task(self._watch())
-        info = self._describe(facts, level)
+        info = self.seer.describe(self._describe(facts, level))
         log.info(
             "server_found",
             instance=self.id,
@@ -244,12 +247,13 @@ class RemoteInstance:
         """Leave the server alone; it goes on."""
         if self._sink is not None:
             self._turns += 1
+        await self.seer.detach()
         await self._down()
 
     async def _down(self) -> None:
         self._sink = None
         others = (each for each in (self._watching, self._ender) if each is not None)
-        tasks = [*self._jobs.values(), *self._dropped, *self._tests.values(), *others]
+        tasks = [*self._jobs.values(), *self._dropped, *self._tests.values(), *others, *self.seer.leave()]
         self._watching = self._ender = None
         for table in (self._jobs, self._names, self._ending, self._whole):
             table.clear()
@@ -329,6 +333,7 @@ class RemoteInstance:
             facts = self._facts
             finding = await examine(self._try, facts.vocab_size, sampling, facts.whole_controls)
         finally:
+            self.seer.forget(TESTS)
             self._tests.pop(shape, None)
         self._noise = max(self._noise, finding.noise)
         self._levels[shape] = finding.level
@@ -339,8 +344,9 @@ class RemoteInstance:
     ) -> ServerChunk:
         """Have the server write for a test."""
         assert self._facts is not None
-        job = ChunkJob("", "", "", list(tokens), PROMPT_TOKENS, most, sampling, seed or 0, 0)
-        written = await self._send(self._name(), job, tokens, most, seed)
+        name = self._name()  # also the response's, which a server that drafts for Seer keeps for its siblings
+        job = ChunkJob("", name, TESTS, list(tokens), PROMPT_TOKENS, most, sampling, seed or 0, 0)
+        written = await self._send(name, job, tokens, most, seed)
         if len(written.token_ids) < most:
             raise Malformed(f"it ended a test after {len(written.token_ids)} of {most} tokens")
         return written
@@ -353,6 +359,7 @@ class RemoteInstance:
         fingerprint, flaw = self._siblings.mark(version, marks)
         if flaw:
             log.warning("weights_differ", instance=self.id, version=version, flaw=flaw)
+        await self.seer.share_as(fingerprint)
         return fingerprint, flaw
 
     # Chunks.
@@ -508,10 +515,12 @@ class RemoteInstance:
     # Weights and caches.
 
     def push_sibling_tokens(self, text: SiblingTokens) -> None:
-        """Do nothing: the server drafts by itself."""
+        """Send it on, if the server drafts for this run."""
+        self.seer.push(text)
 
     def forget_group(self, group_id: str) -> None:
-        """Do nothing: the server forgets by itself."""
+        """Have the server drop what it keeps of the group for this run."""
+        self.seer.forget(group_id)
 
     async def measure_steps(
         self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None = None
@@ -582,6 +591,7 @@ class RemoteInstance:
             await asyncio.sleep(self._siblings.poll_s)
             try:
                 load = await self.dialect.load()
+                await self.seer.flush()
             except (Unreachable, RefusedCall, Malformed) as error:
                 misses += 1
                 if misses > 1 and not await self.dialect.healthy():
@@ -592,7 +602,16 @@ class RemoteInstance:
             sink = self._sink
             if sink is None:
                 return
-            sink.reported(InstanceReported(self.id, load.running, load.waiting, load.kv_usage))
+            sink.reported(
+                InstanceReported(
+                    self.id,
+                    load.running,
+                    load.waiting,
+                    load.kv_usage,
+                    drafting_s=self.seer.drafting_s,
+                    drafting=self.seer.drafting,
+                )
+            )
             if load.paused and not self._asleep:
                 sink.leaving(self.id, f"its owner has paused the server at {self.address}")
                 return

@@ -127,6 +127,7 @@ class Sglang:
     """A server of SGLang."""
 
     max_temperature: float | None = None
+    names_jobs = False
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct, field
+from seer_worker.served import JOB, job_argument
 
 from seer_core.model.arrays import LEAST_LOGPROB, Logprobs, PromptLogprobs, TopLogprobs
 from seer_core.ports.engine import ChunkJob
@@ -204,6 +205,7 @@ class Vllm:
     """A ``vllm serve``."""
 
     max_temperature: float | None = 2.0
+    names_jobs = False
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -348,7 +350,7 @@ class Vllm:
             # The token itself comes first, and pushes out the last of the most probable ones.
             "logprobs": how.top_logprobs + 1 if how.top_logprobs else 0,
         }
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = {JOB: job_argument(job)} if self.names_jobs else {}
         if how.presence_penalty or how.frequency_penalty or how.bad_words:
             extra["context_tokens"] = job.context_tokens
         if how.bad_words:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -71,7 +72,7 @@ def fake() -> Iterator[Callable[..., Any]]:
     thread.stop()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def fleet_of() -> Callable[..., RemoteFleet]:
     """Return a function that makes the fleet of servers, with settings."""
 
@@ -124,6 +125,13 @@ class ServerProcess:
         except OSError:
             return False
 
+    def call(self, path: str, body: dict[str, Any]) -> bytes:
+        """Call it as its owner does."""
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return bytes(answer.read())
+
     def kill(self) -> None:
         """End its group at once."""
         process, self._process = self._process, None
@@ -174,11 +182,21 @@ def serve_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
 
 @pytest.fixture(scope="module")
 def pair(serve_vllm: Callable[..., ServerProcess], models: tuple[Path, Path]) -> list[ServerProcess]:
-    """Two servers that sample by key."""
-    flags = ("--enable-scale-out", "--enable-prompt-tokens-details")
-    servers = [
-        serve_vllm(models[0], *flags, SEER_KEYED_SAMPLING="1", VLLM_SERVER_DEV_MODE="1") for _ in range(2)
-    ]
+    """Two servers that sample by key, and share KV and draft for runs that want it."""
+    kv = {
+        "kv_connector": "SeerConnector",
+        "kv_connector_module_path": "seer_vllm.served_kv",
+        "kv_role": "kv_both",
+    }
+    drafts = {
+        "method": "custom_class",
+        "model": "seer_vllm.served_drafts.ServedProposer",
+        "num_speculative_tokens": 8,
+    }
+    flags = ["--enable-scale-out", "--enable-prompt-tokens-details"]
+    flags += ["--kv-transfer-config", json.dumps(kv), "--speculative-config", json.dumps(drafts)]
+    variables = {"SEER_KEYED_SAMPLING": "1", "VLLM_PLUGINS": "seer", "VLLM_SERVER_DEV_MODE": "1"}
+    servers = [serve_vllm(models[0], *flags, **variables) for _ in range(2)]
     for server in servers:
         server.await_ready()
     return servers

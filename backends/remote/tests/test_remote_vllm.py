@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import urllib.request
+from pathlib import Path
 
 import pytest
+from seer_grouped_spec.plugin import Settings as DraftSettings
+from seer_grouped_spec.plugin import seer_make_drafter
+from seer_kv_local import LocalPool
 from seer_session import Session
 from seer_testing import EngineContract
 
 from seer_core.errors import EngineError
+from seer_core.model import Sampling
+from seer_core.plugins.hookspecs import Startup
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.engine
@@ -38,12 +45,13 @@ PLAIN = [{name: each[name] for name in ("group_id", "prompt", "n")} for each in 
 def session_of(tmp_path):
     """Return a function that makes a session of an engine's table, in chunks of so many tokens or whole."""
 
-    def make(engine, chunk_tokens=None, **table):
-        plugins = [] if chunk_tokens is None else ["divided_rollout"]
+    def make(engine, chunk_tokens=None, drafters=(), kv_pool="none", **table):
+        plugins = [*drafters] if chunk_tokens is None else ["divided_rollout", *drafters]
         lines = [
             "[seer]",
             f"engine = {json.dumps(engine)}",
             f"plugins = {json.dumps(plugins)}",
+            f"kv_pool = {json.dumps(kv_pool)}",
             "[rollout]",
             "max_tokens = 96",
             "ignore_eos = true",
@@ -128,6 +136,73 @@ def test_responses_are_those_of_seer_s_own_engine_whole_or_divided(pair, session
     assert found.summary.chunks == 16 * 5 + 4  # those with a stop string are not divided
 
 
+def counted(server, name):
+    """Return one of the server's own figures."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + "{"))
+
+
+@pytest.fixture(scope="module")
+def sharing(pair, fleet_of, run_engine, loop):
+    """Two servers that share a pool of KV and draft, and the pool."""
+    pool = LocalPool(64 << 20)
+    loop.run_until_complete(pool.start(["remote-0", "remote-1"]))
+    drafter = seer_make_drafter(DraftSettings(), Startup(0, Path()))
+    yield [run_engine(engine, drafter.source(), pool) for engine in fleet_of(*pair).engines], pool
+    loop.run_until_complete(pool.stop())
+
+
+def test_a_response_that_moves_finds_its_kv_and_is_drafted_with_the_same_tokens(
+    pair, sharing, prompts, moved
+):
+    (a, b), pool = sharing
+    sampling, tokens = Sampling(1.0, ignore_eos=True), 130
+    whole = a.whole(prompts(4), sampling, tokens)
+    a.group = b.group = "again"
+    drafted = counted(pair[0], "vllm:spec_decode_num_draft_tokens_total")
+    responses, rounds = moved([a, b], prompts(4), sampling, tokens, 40)
+    assert responses == whole
+    for outputs in rounds[1:]:
+        assert max(output.prefilled_tokens for output in outputs) <= 32
+    assert pool.stats().hit_blocks
+    assert counted(pair[0], "vllm:spec_decode_num_draft_tokens_total") > drafted
+    assert a.info.kv_domain == b.info.kv_domain
+    assert a.info.move_cost_from(b.info) < 1.0
+
+
+def test_no_kv_is_shared_once_a_server_s_weights_may_have_changed(pair, sharing, prompts, models):
+    """Its owner loads others, and says nothing: not even the label changes."""
+    (a, b), pool = sharing
+    sampling = Sampling(1.0, ignore_eos=True)
+    text = prompts(1, tokens=200)[0][::-1]  # of which no server has a block
+    [first] = a.run(a.chunks([a.job(text, 40, 0, sampling)]))
+    pair[1].call("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(models[1])}})
+    [there] = b.run(b.chunks([b.job(text, 40, 0, sampling)]))
+    assert there.prefilled_tokens == len(text)
+    assert there.token_ids != first.token_ids
+    used = pool.stats().used_bytes
+    b.run(b.chunks([b.job([*text, *there.token_ids], 40, 0, sampling)]))
+    assert pool.stats().used_bytes == used
+    pair[1].call("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(models[0])}})
+
+
+def test_a_run_that_shares_and_drafts_is_as_one_that_does_not(pair, session_of, models):
+    urls = [server.url for server in pair]
+    with session_of("remote", 20, urls=urls) as session:
+        wanted = session.rollout(PROMPTS, 0)
+    with session_of("remote", 20, ["grouped_spec"], kv_pool="local", urls=urls) as session:
+        for _ in range(2):
+            found = session.rollout(PROMPTS, 0)
+            assert responses(found) == responses(wanted)
+            assert not found.summary.degradations
+        session.update_weights(models[1])
+        other = session.rollout(PROMPTS, 0)
+        session.update_weights(models[0])
+        assert responses(session.rollout(PROMPTS, 0)) == responses(wanted)
+        assert responses(other) != responses(wanted)
+
+
 def test_a_killed_server_costs_no_response_and_is_taken_in_again(pair, session_of, models):
     urls = [server.url for server in pair]
     long = [prompt | {"max_tokens": 400} for prompt in PLAIN]
@@ -159,6 +234,8 @@ def test_a_stock_server_is_refused_by_default_and_serves_a_run_that_requires_les
     server.await_ready()
     with pytest.raises(EngineError, match="samples no better than 'reproducible'"):
         session_of("remote", urls=[server.url]).start()
+    with pytest.raises(EngineError, match="VLLM_PLUGINS=seer"):
+        session_of("remote", kv_pool="local", urls=[server.url]).start()
     results = []
     for _ in range(2):
         with session_of("remote", 32, urls=[server.url], require="reproducible") as session:

@@ -17,7 +17,7 @@ there, before the end is reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -90,6 +90,9 @@ class StoreConnector(KVConnectorBase_V1):
     response goes on behind a chunk that ended early, though it was to be the last.
     """
 
+    saves_aborted = False
+    """Whether a chunk that was aborted goes on elsewhere, and is saved."""
+
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
@@ -114,6 +117,8 @@ class StoreConnector(KVConnectorBase_V1):
             groups[0].kv_cache_spec.page_size_bytes * len(groups[0].layer_names) * self.parts.parts
         )
         """The bytes of a block, in all its parts."""
+        self.apart = self.parts.ranks > 1
+        """Whether the workers are other processes, with which blocks are shared."""
         self.saves = True
         """False after a step with log-probs that are not finite, whose KV is no better."""
         self._blocks = kv_cache_config.num_blocks
@@ -169,7 +174,13 @@ class StoreConnector(KVConnectorBase_V1):
         """
         self.requests.store, self._read = FailsafeStore(store, report), read
         self.requests.awaited_blocks = self.awaited_blocks if beside else None
-        self.requests.shared = self.parts.ranks > 1
+        self.requests.shared = self.apart
+
+    def leave(self) -> None:
+        """Close the store, and use none any more."""
+        self.put_staged()
+        store, self.requests.store, self._read = self.requests.store, FailsafeStore(None), None
+        store.ask(lambda each: each.close(), None)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -196,7 +207,7 @@ class StoreConnector(KVConnectorBase_V1):
         cached = self._cached_tokens.pop(name, None)
         if cached is None:
             return
-        job = (request.sampling_params.extra_args if request.sampling_params else None) or {}
+        job = self._job(request)
         if "group" in job and not job["last"]:
             found = (cached + num_external_tokens) // self.block_tokens
             self._running[name] = RunningSave(request, found)
@@ -213,7 +224,7 @@ class StoreConnector(KVConnectorBase_V1):
         """Hand this step's loads to the workers; their memory lives until the next step, or a wait's end."""
         self.put_staged()  # of a step under way, which async scheduling has just begun
         staged = self._loads.staged = self._plan_staged(scheduler_output.num_scheduled_tokens)
-        if staged and self.parts.ranks > 1:
+        if staged and self.apart:
             self._loads.into = SharedBlocks(len(staged), self.block_bytes)
         self._handed, self._loads = self._loads, Loads()
         return self._handed
@@ -246,7 +257,7 @@ class StoreConnector(KVConnectorBase_V1):
         self._cached_tokens.pop(request.request_id, None)
         self.requests.take(request.request_id)
         params = request.sampling_params
-        job = (params.extra_args if params else None) or {}
+        job = self._job(request)
         if "group" not in job:
             return False, None
         capped = request.status == RequestStatus.FINISHED_LENGTH_CAPPED
@@ -261,7 +272,8 @@ class StoreConnector(KVConnectorBase_V1):
         turn = request.status == RequestStatus.FINISHED_STOPPED and job["turns"]
         if turn:
             self.requests.drop_with_group(job["group"], written)
-        if turn or (capped and not last):
+        aborted = request.status == RequestStatus.FINISHED_ABORTED
+        if turn or (capped and not last) or (aborted and self.saves_aborted):
             self._save(request, block_ids)
         elif capped or request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_ABORTED):
             self.requests.drop(written)
@@ -295,6 +307,11 @@ class StoreConnector(KVConnectorBase_V1):
             block_ids += self._kv_cache_manager.get_block_ids(request.request_id)[0][first:end]
             self._staged_keys += self._keys(request)[first:end]
         return block_ids
+
+    def _job(self, request: Request) -> Mapping[str, Any]:
+        """Return what a request carries of its chunk; nothing if it is to be left alone."""
+        params = request.sampling_params
+        return (params.extra_args if params else None) or {}
 
     def _keys(self, request: Request) -> Sequence[bytes]:
         keys: Sequence[bytes] = request.block_hashes

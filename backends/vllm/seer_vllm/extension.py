@@ -56,7 +56,7 @@ class WorkerExtension:
         # vLLM drafts nonsense for a whole batch of which one request comes near this limit.
         runner.effective_drafter_max_model_len = runner.max_model_len + 2 * runner.num_spec_tokens + 2
         if isinstance(drafter, Proposer):
-            drafter.request_ids = lambda: runner.input_batch.req_ids
+            drafter.batch_ids = lambda: runner.input_batch.req_ids
             self._seer_drafts = drafter
         else:
             self._seer_drafts = OwnMethod(drafter, runner.vllm_config)

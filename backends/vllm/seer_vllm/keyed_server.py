@@ -1,8 +1,10 @@
-"""Keyed sampling in a stock ``vllm serve``, as in Seer's own engines.  vLLM calls ``register``.
+"""Seer in a stock ``vllm serve``.  vLLM calls ``register``, in each of its processes.
 
-It is an entry point of the group ``vllm.general_plugins``, and does nothing unless the environment has
-``SEER_KEYED_SAMPLING=1``.  Then a request's tokens depend on its ``seed`` and their places alone, so a chunk
-goes on where the one before ended.  A request without a seed gets one by chance, as without it.
+It is an entry point of the group ``vllm.general_plugins``, and does nothing unless the environment asks for
+it: by ``VLLM_PLUGINS``, where it names ``seer``, for the routes (``served_core``), and by
+``SEER_KEYED_SAMPLING=1`` for keyed sampling, as in Seer's own engines.  Then a request's tokens depend on its
+``seed`` and their places alone, so a chunk goes on where the one before ended.  A request
+without a seed gets one by chance, as without it.
 
 ``register`` runs before there is a model.  So it wraps what both model runners do when they have one, and
 what admits requests.
@@ -15,6 +17,7 @@ import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from seer_vllm import GROUPED_DRAFTS
 from seer_vllm import KEYED_SERVER as VARIABLE
 
 if TYPE_CHECKING:
@@ -25,19 +28,34 @@ __all__ = ["register"]
 OURS = ("seed", "context_tokens", "bad_words", "request", "sampling")
 """What Seer's samplers read of ``extra_args``, which a client may fill as it likes."""
 
+NAME = "seer"
+"""The name by which ``VLLM_PLUGINS`` lets Seer's routes in."""
+
 _registered = False
 
 
 def register() -> None:
-    """Have each model runner of this process sample by key, if the environment says so.
+    """Do in this process what the environment asks for.
 
     Raises:
         EngineError: this vLLM is not the one it was written for.
     """
     global _registered
-    if os.environ.get(VARIABLE, "") not in ("1", "true") or _registered:
+    if _registered:
         return
     _registered = True
+    from vllm import envs
+
+    if NAME in (envs.VLLM_PLUGINS or ()):
+        from seer_vllm import served_core
+
+        served_core.install()
+    if os.environ.get(VARIABLE, "") in ("1", "true"):
+        _sample_by_key()
+
+
+def _sample_by_key() -> None:
+    """Have each model runner of this process sample by key."""
     from vllm.platforms import current_platform
     from vllm.sampling_params import SamplingParams
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -165,7 +183,29 @@ def _install_first(runner: Any) -> None:
             return super()._seeds_on(device)
 
     sampling.install(runner, (), ServerSampler)
+    _install_first_drafts(runner)
     init_logger("vllm.seer").info("Seer: vLLM's first model runner samples by key")
+
+
+def _install_first_drafts(runner: Any) -> None:
+    """Have vLLM's custom proposer see the batch, if it is Seer's."""
+    from vllm.platforms import current_platform
+
+    from seer_vllm import cpu_attention
+    from seer_vllm.served_drafts import ServedProposer
+
+    proposer = getattr(runner, "drafter", None)
+    if not isinstance(proposer, ServedProposer):
+        return
+    if current_platform.is_cpu():
+        cpu_attention.install()
+    # vLLM drafts nothing for a whole batch of which one request comes near this limit.
+    runner.effective_drafter_max_model_len = runner.max_model_len + 2 * runner.num_spec_tokens + 2
+    requests = runner.requests
+    proposer.batch_ids = lambda: runner.input_batch.req_ids
+    proposer.find = lambda id: (requests[id].sampling_params, requests[id].prompt_token_ids)
+    proposer.runs = requests.__contains__
+    runner.seer_proposer = proposer
 
 
 def _install_second(runner: Any) -> None:
@@ -179,14 +219,45 @@ def _install_second(runner: Any) -> None:
     class SecondServerSampler(second_runner_sampling.SecondRunnerSampler):
         """Prepares requests as they get a slot."""
 
+        params: dict[int, SamplingParams] = {}  # noqa: RUF012, there is one runner in a process
+
         def add_request(self, req_idx: int, sampling_params: SamplingParams) -> None:
             states = self._requests
             name = str(req_idx)
+            self.params[req_idx] = sampling_params
             _prepare(sampling_params, name, int(states.prompt_len.np[req_idx]))
             super().add_request(req_idx, sampling_params)
 
-    second_runner_sampling.install(runner, SecondServerSampler)
+    sampler = second_runner_sampling.install(runner, SecondServerSampler)
+    assert isinstance(sampler, SecondServerSampler)
+    if os.environ.get(GROUPED_DRAFTS, "") in ("1", "true"):
+        _install_second_drafts(runner, sampler.params)
     init_logger("vllm.seer").info("Seer: vLLM's second model runner samples by key")
+
+
+def _install_second_drafts(runner: Any, params: Mapping[int, SamplingParams]) -> None:
+    """Put Seer's proposer in the place of vLLM's n-gram speculator."""
+    from seer_core.errors import EngineError
+    from seer_vllm import speculator
+    from seer_vllm.served_drafts import ServedProposer
+
+    if runner.speculator is None or runner.vllm_config.speculative_config.method != "ngram_gpu":
+        raise EngineError(
+            f"with {GROUPED_DRAFTS} vLLM's second model runner is made with --speculative-config"
+            ' \'{"method": "ngram_gpu", "num_speculative_tokens": 8}\''
+        )
+    if runner.scheduler_config.async_scheduling:
+        raise EngineError(f"with {GROUPED_DRAFTS} no step is planned ahead: add --no-async-scheduling")
+    states = runner.req_states
+
+    def find(id: str) -> tuple[SamplingParams, list[int]]:
+        slot = states.req_id_to_index[id]
+        return params[slot], states.all_token_ids.gpu[slot, : int(states.prompt_len.np[slot])].tolist()
+
+    proposer = speculator.install(runner, ServedProposer)
+    assert isinstance(proposer, ServedProposer)
+    proposer.find, proposer.runs = find, states.req_id_to_index.__contains__
+    runner.seer_proposer = proposer
 
 
 def _expect_raw(runner: Any) -> None:

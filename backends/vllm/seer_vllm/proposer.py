@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from seer_worker.process.drafts import Drafting, Drafts, SourceProposer
@@ -52,6 +53,9 @@ class Proposer(SourceProposer):
             vllm_config.model_config.get_vocab_size(),
             vllm_config.scheduler_config.max_num_seqs,
         )
+        self.batch_ids: Callable[[], Sequence[str]] = list
+        """Returns the ids of the whole batch, in order."""
+        self.request_ids = lambda: list(self.batch_ids())
 
     def load_model(self, model: Any) -> None:
         """Load nothing: a source needs no model of vLLM's."""

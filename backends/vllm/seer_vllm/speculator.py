@@ -38,7 +38,7 @@ class Speculator:
         self._proposer = proposer
         self._request_ids: list[str] = []
         self._drafts: list[list[int]] = []
-        proposer.request_ids = lambda: self._request_ids
+        proposer.batch_ids = lambda: self._request_ids
 
     def propose(
         self,
@@ -78,11 +78,11 @@ class Speculator:
         return DraftTokenIds(self._request_ids, self._drafts)
 
 
-def install(runner: Any) -> Proposer:
+def install(runner: Any, kind: type[Proposer] = Proposer) -> Proposer:
     """Let a ``Proposer`` draft for ``runner``; ``internals.check_second_runner`` has found nothing against
     it.
     """
-    proposer = Proposer(runner.vllm_config)
+    proposer = kind(runner.vllm_config)
     speculator = Speculator(runner, proposer)
     runner.speculator = speculator
     runner.take_draft_token_ids = speculator.take_drafts
