@@ -10,9 +10,16 @@ from seer_cli.controls import RunCommand
 from seer_client import State
 from seer_server.batches import AbortRequest, BatchRequest
 from seer_server.control import LoadWeightsRequest, SleepRequest, UpdateRequest
-from seer_server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
+from seer_server.protocol import (
+    AbortIdsRequest,
+    AbortOneRequest,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+)
 from seer_server.reservations import ReservationRequest, RowRequest
 from seer_server.responses_api import ResponsesRequest
+from seer_server.sglang_api import SglangRequest
 from seer_server.streams import NDJSON
 from seer_server.tokens_api import TokensRequest
 from seer_server.turns import ReleaseRequest
@@ -127,6 +134,17 @@ OPERATIONS = {
     ("POST", "/detokenize"): Operation(
         DetokenizeRequest, "`prompt`: the text.", record(prompt={"type": "string"})
     ),
+    ("POST", "/generate"): Operation(
+        SglangRequest,
+        "`text`, `output_ids` and `meta_info` as SGLang has them; for several responses a list of such.",
+    ),
+    ("POST", "/abort_requests"): Operation(
+        AbortIdsRequest, "`aborted`: how many responses.", record(status=STRING, aborted=INTEGER)
+    ),
+    ("POST", "/inference/v1/abort_requests"): Operation(
+        AbortIdsRequest, "`aborted`: how many responses.", record(status=STRING, aborted=INTEGER)
+    ),
+    ("POST", "/abort_request"): Operation(AbortOneRequest, "Nothing."),
     ("DELETE", "/v1/trajectories/{id}"): Operation(
         None, "`ended`: 1, or 0 if there is no such trajectory.", record(ended=INTEGER)
     ),

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from seer_server.app import make_app
+from seer_server.servers import ControlRoute
 from starlette.routing import Route
 
 from reference.fields import meanings_of
@@ -43,7 +44,7 @@ def routes() -> dict[tuple[str, str], str]:
     return {
         (method, re.sub(r":\w+}", "}", route.path)): inspect.getdoc(route.endpoint) or ""
         for route in app.routes
-        if isinstance(route, Route)
+        if isinstance(route, Route) and not isinstance(route, ControlRoute)
         for method in sorted((route.methods or {"GET"}) - {"HEAD"})
     }
 

@@ -18,6 +18,8 @@ KEEP_S = 3.0
 LONGEST_QUOTE = 300
 """Characters of an answer that an error quotes."""
 
+JSON = "application/json"
+
 UNAUTHORIZED = 401
 
 MOST_BYTES = 1 << 30
@@ -87,11 +89,19 @@ class Connection:
         """
         return await self._ask("POST", path, msgspec.json.encode(body), limit_s)
 
-    async def _ask(self, method: str, path: str, body: bytes | None, limit_s: float | None) -> bytes:
+    async def relay(
+        self, method: str, path: str, body: bytes | None, kind: str = JSON, limit_s: float | None = None
+    ) -> tuple[int, str, bytes]:
+        """Send a body of a ``kind``; return status, kind and body of the answer, an error's too.
+
+        Raises:
+            Unreachable: there was no answer, or half of one.
+            Malformed: the answer is too large to be one.
+        """
         if self._session is None:
             raise Unreachable("the connection is closed")
         timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=self.connect_timeout_s)
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        headers = {} if body is None else {"Content-Type": kind}
         try:
             async with self._session.request(
                 method,
@@ -103,16 +113,19 @@ class Connection:
             ) as answer:
                 if (answer.content_length or 0) > MOST_BYTES:
                     raise Malformed(f"it answers {path} with {answer.content_length:,} bytes")
-                found = await answer.read()
-                if answer.status != 200:
-                    self._refuse(answer.status, found)
-                return found
+                return answer.status, answer.content_type, await answer.read()
         except TimeoutError as error:
             raise Unreachable(
                 f"no answer to {path} within {limit_s or self.connect_timeout_s:g} s"
             ) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unreachable(f"{path}: {_described(error)}") from error
+
+    async def _ask(self, method: str, path: str, body: bytes | None, limit_s: float | None) -> bytes:
+        status, _, found = await self.relay(method, path, body, limit_s=limit_s)
+        if status != 200:
+            self._refuse(status, found)
+        return found
 
     def _refuse(self, status: int, body: bytes) -> NoReturn:
         text = body.decode("utf-8", "replace")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from secrets import token_hex
 from typing import Protocol
 
+import attrs
 import structlog
 
 from seer_core.errors import EngineError, NoPlaceError
@@ -17,7 +18,7 @@ from seer_core.ports.drafting import Drafter, SiblingTokens, StepTimes
 from seer_core.ports.engine import ChunkJob, ChunkOutput, InstanceSink
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import OWNER, WeightSpec
-from seer_remote.connection import Connection, Malformed, RefusedCall, Unreachable
+from seer_remote.connection import JSON, Connection, Malformed, RefusedCall, Unreachable
 from seer_remote.dialect import Dialect, ServerChunk, ServerFacts, Unsupported, checked, is_whole
 from seer_remote.exactness import (
     LEVELS,
@@ -115,6 +116,8 @@ class RemoteInstance:
         self.seer = SeerServer(id, kind, connection)
         self._kind = kind
         self._connection = connection
+        self._calls = attrs.evolve(connection, session=None)
+        """For calls of the owner's, also while the instance is down."""
         self._siblings = siblings
         self._sink: InstanceSink | None = None
         self._facts: ServerFacts | None = None
@@ -248,7 +251,31 @@ class RemoteInstance:
         if self._sink is not None:
             self._turns += 1
         await self.seer.detach()
+        await self._calls.close()
         await self._down()
+
+    # Calls of the owner's.
+
+    @property
+    def served_model(self) -> str:
+        """The name by which the server serves the model; empty until it has been asked."""
+        return "" if self._facts is None else self._facts.model
+
+    async def call(
+        self, method: str, path: str, body: bytes | None, kind: str = JSON, limit_s: float | None = None
+    ) -> tuple[int, str, bytes]:
+        """Pass a call on to the server unread, whether or not the instance is up.
+
+        Returns status, kind and body of its answer, an error's too; without a limit it may take for ever.
+
+        Raises:
+            EngineError: it does not answer.
+        """
+        self._calls.open()
+        try:
+            return await self._calls.relay(method, path, body, kind, limit_s)
+        except (Unreachable, Malformed) as error:
+            raise EngineError(f"the server at {self.address}: {error}") from error
 
     async def _down(self) -> None:
         self._sink = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import signal
@@ -70,6 +71,18 @@ def fake() -> Iterator[Callable[..., Any]]:
         thread.call(server.stop())
         server.release()
     thread.stop()
+
+
+@pytest.fixture(scope="session")
+def serving() -> Any:
+    """Return a module: that of the server's own tests, which has a server in a thread."""
+    path = Path(__file__).parents[3] / "serving/server/tests/conftest.py"
+    spec = importlib.util.spec_from_file_location("serving", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,8 @@ class FakeVllm:
         self.token_s = 0.0
         self.spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
         self.before: Callable[[dict[str, Any]], Awaitable[Any]] | None = None
+        self.control: Callable[[web.Request], Awaitable[web.Response | None]] | None = None
+        """Answers calls of the owner's, if it is one."""
         self.requests: list[dict[str, Any]] = []
         self.aborted: set[str] = set()
         self.running: set[str] = set()
@@ -93,6 +95,8 @@ class FakeVllm:
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
             return web.json_response({"error": "Unauthorized"}, status=401)
+        if self.control is not None and (answered := await self.control(request)) is not None:
+            return answered
         developer = ("/is_paused", "/server_info", "/collective_rpc", "/update_weight_version")
         if not self.developer and request.path in developer:
             return web.json_response({"detail": "Not Found"}, status=404)

@@ -195,7 +195,7 @@ class Answer:
         return {
             "tokens": [word for word, _, _ in named],
             "token_logprobs": [score for _, score, _ in named],
-            "top_logprobs": None if part.tops is None else [_most_probable(top) for _, _, top in named],
+            "top_logprobs": [_most_probable(top) for _, _, top in named],
             "text_offset": words.offsets([word for word, _, _ in named]),
         }
 

@@ -49,6 +49,8 @@ from seer_server.http import (
 from seer_server.neutral import FieldError
 from seer_server.parsing import ChatParsers, ParserNames, TokenizerOfFiles, find_parsers, require_parser
 from seer_server.protocol import (
+    AbortIdsRequest,
+    AbortOneRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -61,6 +63,8 @@ from seer_server.protocol import (
 )
 from seer_server.reservations import Reservations
 from seer_server.responses_api import ResponsesAnswer, parse_responses
+from seer_server.servers import CONTROL_CALLS, ControlCalls, ControlRoute
+from seer_server.sglang_api import SglangAnswer, parse_sglang
 from seer_server.tokens_api import TokensAnswer, parse_tokens
 from seer_server.trajectories import IDLE_S
 from seer_server.turns import EndTrajectories, trajectory_in, turn_of
@@ -70,7 +74,7 @@ __all__ = ["make_app"]
 
 def make_app(
     make_runtime: Callable[[Sequence[Observer]], Runtime],
-    model: str = "seer",
+    model: str = "",
     token: str | None = None,
     most_requests: int | None = None,
     *,
@@ -84,7 +88,8 @@ def make_app(
 ) -> Starlette:
     """Return an ASGI application that starts a runtime with itself and ends it with itself.
 
-    ``make_runtime`` makes it, with further observers.  Clients must send the ``token``, if any; with
+    ``make_runtime`` makes it, with further observers.  Without a ``model`` its name is that of servers that
+    are engines, or ``seer``.  Clients must send the ``token``, if any; with
     ``open_completions`` not for completions, chats and the name of the model.  Weights are loaded from
     directories below ``weight_roots``, or from any if that is None.  At most ``most_requests`` responses are
     unfinished at a time.  What the ``journal`` has of a group that comes again is not computed again.
@@ -103,7 +108,8 @@ def make_app(
     metrics.read("asleep", "Whether the instances sleep", lambda: broker.runtime.asleep)
     found = None if parsers is None else find_parsers(parsers, broker.runtime.tokenizer)
     forms = Forms()
-    service = _Service(broker, model, found, forms)
+    calls = ControlCalls(broker)
+    service = _Service(broker, model, found, forms, calls)
     batches, reservations = Batches(broker, forms), Reservations(broker, forms)
     control = Control(broker, weight_roots)
     ending = EndTrajectories(trajectories)
@@ -118,9 +124,17 @@ def make_app(
         open_routes.append(Route(path, from_this_machine(handler), methods=[method]))
         return open_routes[-1]
 
+    handler = from_this_machine(calls.handle) if token is None else calls.handle
+    controls_of_servers = [
+        ControlRoute(path, handler, methods=[call.method]) for path, call in CONTROL_CALLS.items()
+    ]
+    if token is None:
+        open_routes += controls_of_servers
+
     @asynccontextmanager
     async def live(app: Starlette) -> AsyncIterator[None]:
         async with broker.runtime:
+            trajectories.by_prompt = bool(calls.servers)
             if controls is not None:
                 controls.attach(broker.runtime)
             serving = asyncio.create_task(broker.serve())
@@ -140,6 +154,10 @@ def make_app(
             route("GET", "/v1/models/{model:path}", service.one_model, completions=True),
             route("POST", "/v1/responses", service.respond, completions=True),
             route("POST", "/inference/v1/generate", service.generate, completions=True),
+            route("POST", "/generate", service.sglang_generate, completions=True),
+            route("POST", "/abort_requests", service.abort_requests, completions=True),
+            route("POST", "/inference/v1/abort_requests", service.abort_requests, completions=True),
+            route("POST", "/abort_request", service.abort_request, completions=True),
             route("DELETE", "/v1/trajectories/{id:path}", ending.end, completions=True),
             route("DELETE", "/v1/groups/{id:path}", ending.end_group, completions=True),
             route("POST", "/programs/release", ending.release, completions=True),
@@ -160,6 +178,7 @@ def make_app(
             route("POST", "/v1/command", control.command),
             route("POST", "/v1/rows", reservations.stream_row),
             health,
+            *controls_of_servers,
         ],
         middleware=[Middleware(Door, token=token, open_routes=open_routes)],
         exception_handlers=REFUSALS,
@@ -174,6 +193,7 @@ class _Service:
     model: str
     parsers: ChatParsers | None
     forms: Forms
+    calls: ControlCalls
 
     async def health(self, request: Request) -> Response:
         """Report whether requests are taken; this needs no token."""
@@ -227,14 +247,36 @@ class _Service:
         """Answer tokens with tokens, as vLLM's server does, at their end or as a stream."""
         asked = parse_tokens(await read_body(request))
         return await self._roll_out(
-            request, asked.completion(), TokensAnswer(asked, self.model, self._tokenizer)
+            request, asked.completion(), TokensAnswer(asked, self._model, self._tokenizer)
         )
+
+    async def sglang_generate(self, request: Request) -> Response:
+        """Answer in the form of SGLang's server, at the end or as a stream."""
+        asked = parse_sglang(await read_body(request))
+        answer = SglangAnswer(asked, self._model, self._tokenizer)
+        return await self._roll_out(request, asked.completion(), answer)
+
+    async def abort_requests(self, request: Request) -> Response:
+        """Abort requests by their ids, or all without any, as at vLLM's server."""
+        asked = await read_json(request, AbortIdsRequest)
+        names = asked.request_ids
+        number = self.broker.abort_named(names) if names else self.broker.abort_all()
+        return JSONResponse({"status": "aborted", "aborted": number})
+
+    async def abort_request(self, request: Request) -> Response:
+        """Abort a request by its id, or all, as at SGLang's server: they end with what they have."""
+        asked = await read_json(request, AbortOneRequest)
+        if asked.abort_all:
+            self.broker.abort_all()
+        elif asked.rid is not None:
+            self.broker.abort_named([asked.rid])
+        return Response()
 
     async def respond(self, request: Request) -> Response:
         """Answer with one response, in the form of OpenAI's Responses, at its end or as a stream."""
         asked = parse_responses(await read_body(request))
         chat = asked.chat()
-        return await self._roll_out(request, chat, ResponsesAnswer(asked, chat, self.model, self._tokenizer))
+        return await self._roll_out(request, chat, ResponsesAnswer(asked, chat, self._model, self._tokenizer))
 
     async def version(self, request: Request) -> Response:
         """Return the version of Seer."""
@@ -242,7 +284,7 @@ class _Service:
 
     async def _complete(self, request: Request, kind: type[GenerationRequest]) -> Response:
         asked = parse(await read_body(request), kind)
-        return await self._roll_out(request, asked, Answer(asked, self.model, self._tokenizer))
+        return await self._roll_out(request, asked, Answer(asked, self._model, self._tokenizer))
 
     async def _reader(self, asked: GenerationRequest) -> tuple[GenerationRequest, ChoiceReader]:
         """Return a request with the form that its answers have, and how they are read.
@@ -281,9 +323,12 @@ class _Service:
         name = answer.id if turn is not None else asked.group or answer.id
         wanted = records(asked, name, self.broker.runtime.model.controls)
         skip = skipped_tokens(asked, len(wanted) * asked.n)
+        if self.calls.held:
+            await unless_disconnected(request, self.calls.free())
         try:
             stream = bool(asked.stream)
             subscription = await self.broker.submit_text(wanted, stream, fitting=True, turn=turn)
+            subscription.name = answer.id
         except OverloadError as error:
             raise refusal(error, self.broker.retry_s(len(wanted) * asked.n)) from error
         if asked.stream:
@@ -380,13 +425,18 @@ class _Service:
 
     def _require(self, model: str | None) -> None:
         """Refuse the name of another model; a request need not name one."""
-        if model is not None and model != self.model:
-            raise Refused(404, f"there is no model {quote(model)}, but {quote(self.model)}", field="model")
+        if model not in (None, self._model, self.model):
+            raise Refused(404, f"there is no model {quote(model)}, but {quote(self._model)}", field="model")
+
+    @property
+    def _model(self) -> str:
+        """The name of the model: that of the servers, where engines are servers and no other was given."""
+        return self.model or self.calls.served_model or "seer"
 
     def _entry(self) -> dict[str, Any]:
         """Return the model as clients list it."""
         return {
-            "id": self.model,
+            "id": self._model,
             "object": "model",
             "created": 0,
             "owned_by": "seer",
@@ -400,11 +450,14 @@ class _Service:
 
 
 def _with_headers(asked: GenerationRequest, headers: Mapping[str, str]) -> GenerationRequest:
-    """Take trajectory, group and priority from headers, for clients that cannot add fields."""
+    """Take trajectory, group, family and priority from headers, for clients that cannot add fields."""
     group, priority = headers.get("x-seer-group"), headers.get("x-seer-priority")
+    family = headers.get("x-seer-family")
     trajectory = trajectory_in(headers)
     if group is not None and asked.group is None:
         asked = msgspec.structs.replace(asked, group=group)
+    if family is not None and asked.family is None:
+        asked = msgspec.structs.replace(asked, family=family)
     if trajectory is not None and asked.trajectory is None:
         asked = msgspec.structs.replace(asked, trajectory=trajectory)
     if priority is not None and asked.priority is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -63,13 +63,15 @@ class BusyUpdatingError(SeerError):
     """
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Subscription:
     """Groups of one client: their ``updates`` are completions or an error and, if it ``streams``, pieces."""
 
     groups: Sequence[PromptGroup]
     streams: bool
     updates: UpdateQueue
+    name: str = ""
+    """The id of the request, by which its client may abort it."""
 
     @property
     def request_ids(self) -> list[str]:
@@ -377,6 +379,15 @@ class RolloutBroker(Observer):
         for request_id in requests:
             rollout.abort_request(request_id)
         return before - self.unfinished
+
+    def abort_all(self) -> int:
+        """Abort all that is unfinished; return the number of responses."""
+        return 0 if self._rollout is None else self.abort([], list(self._rollout.unfinished))
+
+    def abort_named(self, names: Collection[str]) -> int:
+        """Abort requests by the ids that their clients have of them; return the number of responses."""
+        found = {each for each in self._subscriptions.values() if each.name in names}
+        return self.abort([group.id for each in found for group in each.groups], [])
 
     def written(self, request_ids: Iterable[str]) -> int:
         """Return how many tokens the unfinished ones of these requests have, up to their last chunks."""

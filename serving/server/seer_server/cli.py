@@ -43,7 +43,11 @@ WINDOW_S = 600.0
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one."
 )
-@click.option("--model", default="seer", show_default=True, help="Name under which the model is served.")
+@click.option(
+    "--model",
+    default="",
+    help="Name under which the model is served.  [default: that of [engine.remote], otherwise seer]",
+)
 @click.option(
     "--token-file",
     type=InputPath(),
@@ -142,7 +146,7 @@ def serve_command(
     file = None
     watching = ExitStack()
     try:
-        observers, controls = watching.enter_context(watched(dashboard_port, model, WINDOW_S))
+        observers, controls = watching.enter_context(watched(dashboard_port, model or "seer", WINDOW_S))
         port = sockets[0].getsockname()[1]
         if token_file is not None:
             token = read_token(token_file)

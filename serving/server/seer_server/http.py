@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hmac
 import ipaddress
 import re
@@ -159,9 +160,17 @@ class Door:
     def _brings_token(self, scope: Scope) -> bool:
         if self._token is None:
             return True
-        brought = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, value = (brought[0] if brought else b"").partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(value.strip(), self._token.encode())
+        headers = dict(reversed(scope["headers"]))  # the first of each name
+        scheme, _, value = headers.get(b"authorization", b"").partition(b" ")
+        value = value.strip()
+        if scheme.lower() == b"basic" and b"origin" not in headers:  # which browsers would send by themselves
+            try:
+                value = base64.b64decode(value, validate=True).partition(b":")[2]
+            except ValueError:
+                return False
+        elif scheme.lower() != b"bearer":
+            return False
+        return hmac.compare_digest(value, self._token.encode())
 
     def _is_open(self, scope: Scope) -> bool:
         return any(route.matches(scope)[0] != Match.NONE for route in self._open_routes)

@@ -6,7 +6,7 @@ they are refused, because the answer would not be what was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from seer_core.errors import PromptError
@@ -109,15 +109,19 @@ class FieldError(PromptError):
         self.field = field
 
 
-def own_fields(fields: Mapping[str, Any], further: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Return a request's fields without those that change nothing; null is the same as absent.
+def own_fields(
+    fields: Mapping[str, Any], further: Mapping[str, tuple[Any, ...]], kept: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return a request's fields without those that change nothing, but for those that are ``kept``.
+
+    Null is the same as absent.
 
     Raises:
         FieldError: a field that Seer does not have would change something.
     """
     own: dict[str, Any] = {}
     for name, value in fields.items():
-        if value is None or name in IGNORED:
+        if value is None or (name in IGNORED and name not in kept):
             continue
         neutral = further.get(name, NEUTRAL.get(name))
         if neutral is None:

@@ -16,6 +16,8 @@ from seer_server.neutral import IN_CHATS, IN_COMPLETIONS, FieldError, own_fields
 from seer_server.tools import Tool, ToolChoice, tool_choice_of
 
 __all__ = [
+    "AbortIdsRequest",
+    "AbortOneRequest",
     "ChatRequest",
     "CompletionRequest",
     "DetokenizeRequest",
@@ -125,6 +127,11 @@ class GenerationRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True,
     """
     timeout_s: float | None = None
     """Responses that are not over so long after their submission are aborted; a field of Seer's."""
+    family: str | None = None
+    """The family of the request, a field of Seer's: requests of a family are siblings, as the responses of
+    one group are. The header ``X-Seer-Family`` gives it where this is absent. In front of servers that run
+    already requests of one prompt are a family without it.
+    """
 
     def tops(self, controls: Collection[str]) -> int | None:
         """Return how many of the most probable tokens are wanted for each token, of engines with these."""
@@ -263,6 +270,22 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
+class AbortIdsRequest(msgspec.Struct, frozen=True):
+    """The body of ``POST /abort_requests``, as vLLM has it."""
+
+    request_ids: list[str] = []
+    """The ids that the answers would have; empty for all requests."""
+
+
+class AbortOneRequest(msgspec.Struct, frozen=True):
+    """The body of ``POST /abort_request``, as SGLang has it."""
+
+    rid: str | None = None
+    """The id of the request."""
+    abort_all: bool = False
+    """Whether all requests are aborted."""
+
+
 class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of ``POST /detokenize``."""
 
@@ -356,6 +379,8 @@ def records(
     common["max_tokens"] = asked.most_tokens
     common["top_logprobs"], common["prompt_logprobs"] = asked.tops(controls), asked.of_prompt
     common["structured_outputs"] = asked.form
+    if asked.family is not None:
+        common["family"] = asked.family
     if asked.priority is not None:
         common["labels"] = {"priority": str(asked.priority)}
     return [

@@ -90,10 +90,23 @@ class TokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """
     timeout_s: float | None = None
     """Responses that are not over so long after their submission are aborted; a field of Seer's."""
+    family: str | None = None
+    """The family of the request, as in completions."""
+    request_id: str | None = None
+    """The id by which the request can be aborted, and that the answer has."""
 
     def completion(self) -> CompletionRequest:
         """Return the same request as one for completions."""
-        names = ("model", "stream", "stream_options", "group", "trajectory", "priority", "timeout_s")
+        names = (
+            "model",
+            "stream",
+            "stream_options",
+            "group",
+            "trajectory",
+            "priority",
+            "timeout_s",
+            "family",
+        )
         fields = {name: getattr(self, name) for name in names}
         sampling = {name: getattr(self.sampling_params, name) for name in TokensSampling.__struct_fields__}
         if sampling["logprobs"] is not None:
@@ -111,7 +124,7 @@ def parse_tokens(body: bytes) -> TokensRequest:
 
 
 def _own(fields: dict[str, Any]) -> dict[str, Any]:
-    own = own_fields(fields, NEUTRAL)
+    own = own_fields(fields, NEUTRAL, ("request_id",))
     if isinstance(own.get("sampling_params"), dict):
         further = NEUTRAL_SAMPLING if own.get("output_mode") == "text" else NEUTRAL_SAMPLING | OF_TEXT
         own["sampling_params"] = own_fields(own["sampling_params"], further)
@@ -125,7 +138,7 @@ class TokensAnswer(Answer):
         completion = asked.completion()
         super().__init__(completion, model, tokenizer)
         self._tokens = asked
-        self.id = f"generate-tokens-{self.id.partition('-')[2]}"
+        self.id = f"generate-tokens-{asked.request_id or self.id.partition('-')[2]}"
         self._model = model
 
     def whole(self, parts: Sequence[Part], numbers: dict[str, int], weight_version: int) -> dict[str, Any]:
@@ -159,7 +172,7 @@ class TokensAnswer(Answer):
             "index": part.index,
             "token_ids": list(part.token_ids),
             "logprobs": None,
-            "finish_reason": part.finish_reason,
+            "finish_reason": "abort" if part.finish_reason == "aborted" else part.finish_reason,
             "stop_reason": part.stop_reason,
         }
         text = self._tokens.output_mode == "text"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
@@ -22,6 +23,9 @@ MOST_KEPT = 65_536
 
 LONGEST_ID = 200
 """Characters of an id, as of a group's."""
+
+PROMPT = "prompt:"
+"""Stands before the digest of a prompt that is the name of its family."""
 
 PREFIX = "trajectory:"
 """Stands before a trajectory's id where engines keep its KV, beside groups with ids of their own."""
@@ -69,6 +73,8 @@ class Trajectories:
     ``forget`` drops what the engines keep of a trajectory or a group, by its name there.
     """
 
+    by_prompt = False
+
     def __init__(self, idle_s: float, forget: Callable[[str], None]) -> None:
         self._idle_s = idle_s
         self._forget = forget
@@ -88,11 +94,16 @@ class Trajectories:
         return len(self._groups)
 
     def mark(self, groups: Sequence[PromptGroup], turn: AgentTurn | None) -> list[PromptGroup]:
-        """Return the groups of a request as those of a turn, their trajectories named as in the engines."""
+        """Return the groups of a request as those of a turn, their trajectories named as in the engines.
+
+        Where ``by_prompt`` is set, groups of one prompt that name no family are one.
+        """
         found = []
         for group in groups:
             names = group.trajectories if turn is None else (turn.trajectory,) * group.n
             family = group.family if turn is None else turn.group
+            if self.by_prompt and turn is None and not family:
+                family = PROMPT + sha256(array("q", group.prompt_token_ids)).hexdigest()
             found.append(
                 msgspec.structs.replace(group, trajectories=tuple(map(kv_name, names)), family=family)
             )
@@ -102,6 +113,8 @@ class Trajectories:
         """Take note of turns that are under way from now on; return their requests."""
         begun = []
         for group in groups:
+            if group.family and not group.trajectories:
+                self._use_group(group.family)
             for index, name in enumerate(group.trajectories):
                 request_id = f"{group.id}/{index}"
                 if request_id not in self._under_way:  # else the rollout refuses the group
@@ -121,14 +134,21 @@ class Trajectories:
             self._leave_group(trajectory)
             trajectory.group = family
         if family:
-            group = self._groups.pop(family, None) or _TrajectoryGroup()
-            self._groups[family] = group
-            group.used_s = now
-            group.members.add(trajectory.name)
+            self._use_group(family).members.add(trajectory.name)
         self._make_room()
         if self._timer is None:
             self._look_later(self._idle_s)
         return trajectory
+
+    def _use_group(self, family: str) -> _TrajectoryGroup:
+        """Return a group, which is used now."""
+        group = self._groups.pop(family, None) or _TrajectoryGroup()
+        self._groups[family] = group
+        group.used_s = asyncio.get_running_loop().time()
+        self._make_room()
+        if self._timer is None:
+            self._look_later(self._idle_s)
+        return group
 
     def completed(self, completion: Completion) -> None:
         """Take note of a response, which may be a turn."""

@@ -1,0 +1,355 @@
+"""``seer serve`` in front of servers: control calls reach all of them, and no response is of two versions."""
+
+from __future__ import annotations
+
+import json
+import threading
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+from seer_server import make_app
+from seer_server import servers as control_calls
+from seer_session.runtime import Runtime
+
+from seer_core.model.events import GroupsSubmitted
+from seer_core.plugins.config import make_config
+from seer_core.ports.policy import Observer
+from tests.support.eventually import eventually
+
+PATIENCE_S = 60
+PROMPT = [1, 2, 3, 4, 5]
+
+
+class Owner:
+    """The control calls of a stand-in, and what was called."""
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        self.calls: list[tuple[str, str, Any]] = []
+        self.lacks: set[str] = set()
+        self.fails: set[str] = set()
+        self.workers = 1
+        self.learns = True
+        server.control = self.answer
+
+    async def answer(self, request: web.Request) -> web.Response | None:
+        path = request.path
+        if path not in control_calls.CONTROL_CALLS or path in ("/is_paused", "/is_sleeping", "/server_info"):
+            return None
+        if path in self.lacks:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        if request.method == "OPTIONS":
+            return web.json_response({"detail": "Method Not Allowed"}, status=405)
+        body = await request.read()
+        self.calls.append((path, request.query_string, json.loads(body) if body else None))
+        if path in self.fails:
+            return web.json_response({"error": "it cannot"}, status=500)
+        if path == "/get_world_size":
+            return web.json_response({"world_size": self.workers})
+        if path == "/reset_prefix_cache":
+            return web.json_response({"success": True})
+        if path in ("/pause", "/sleep"):
+            self.server.paused = True
+        if path in ("/resume", "/wake_up"):
+            self.server.paused = False
+        if path == "/update_weights" and self.learns:
+            self.server.weights += 1
+        return web.json_response({"message": path})
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for path, _, _ in self.calls]
+
+
+class Watch(Observer):
+    """Keeps the specifications of groups."""
+
+    def __init__(self) -> None:
+        self.specs: list[Any] = []
+
+    def observe(self, now: float, event: Any, commands: Any) -> None:
+        if isinstance(event, GroupsSubmitted):
+            self.specs += event.groups
+
+
+@pytest.fixture
+def front(fake, serving, tmp_path):
+    """Return a function that makes a server in front of stand-ins, and the owners of these."""
+
+    def make(count: int = 2, chunk_tokens: int = 16, **settings: Any):
+        fakes = [fake() for _ in range(count)]
+        config = make_config(
+            {
+                "seer": {"engine": "remote", "plugins": ["divided_rollout", "context_sched"]},
+                "rollout": {"max_tokens": 32},
+                "plugin": {"divided_rollout": {"chunk_tokens": chunk_tokens}},
+                "engine": {"remote": {"urls": [each.url for each in fakes], "poll_s": 0.05}},
+            },
+            base_dir=tmp_path,
+            origin="a test",
+        )
+        served = serving.Served(make_app(partial(Runtime.from_config, config), **settings))
+        return served, [Owner(each) for each in fakes]
+
+    return make
+
+
+def generate(served, seed=7, most=32, headers=None, **fields):
+    body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": most, "seed": seed}} | fields
+    url = f"{served.url}/inference/v1/generate"
+    return httpx.post(url, json=body, headers=headers, timeout=PATIENCE_S)
+
+
+def call(served, path, body=None, method="POST", **more):
+    return httpx.request(method, served.url + path, json=body, timeout=PATIENCE_S, **more)
+
+
+def tokens(answer):
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["token_ids"]
+
+
+class Asking:
+    """A request in a thread of its own."""
+
+    def __init__(self, ask):
+        self.answer = None
+        self.thread = threading.Thread(target=self._run, args=(ask,))
+        self.thread.start()
+
+    def _run(self, ask):
+        self.answer = ask()
+
+    def result(self):
+        self.thread.join(PATIENCE_S)
+        assert self.answer is not None
+        return self.answer
+
+
+def slow_down(owners):
+    """Let servers take their time from now on."""
+    for each in owners:
+        each.server.token_s = 0.01
+
+
+def unfinished(served):
+    return call(served, "/v1/state", method="GET").json()["unfinished"]
+
+
+def test_the_address_serves_the_servers_model_by_its_name(front):
+    served, _ = front()
+    with served:
+        [model] = call(served, "/v1/models", method="GET").json()["data"]
+        assert model["id"] == "tiny"
+        assert tokens(generate(served, model="tiny")) == tokens(generate(served))
+        assert generate(served, model="another").status_code == 404
+
+
+def test_a_call_reaches_every_server_and_the_answers_become_one(front):
+    served, owners = front()
+    owners[1].workers = 2
+    with served:
+        assert call(served, "/get_world_size", method="GET").json() == {"world_size": 3}
+        assert call(served, "/reset_prefix_cache?reset_external=true").json() == {"success": True}
+        info = {"master_address": "here", "rank_offset": 1, "world_size": 4}
+        answer = call(served, "/init_weight_transfer_engine", {"init_info": info})
+        assert answer.status_code == 200, answer.text
+    assert [each.calls[-1][2]["init_info"]["rank_offset"] for each in owners] == [1, 2]
+    for each in owners:
+        assert ("/reset_prefix_cache", "reset_external=true", None) in each.calls
+
+
+def test_nothing_is_passed_on_where_one_server_lacks_the_call(front):
+    served, owners = front()
+    owners[1].lacks.add("/pause")
+    with served:
+        answer = call(served, "/pause")
+        assert answer.status_code == 404
+        assert owners[1].server.url in answer.json()["error"]["message"]
+        assert not owners[0].calls
+        tokens(generate(served))
+
+
+def test_engines_of_seer_s_own_have_no_such_calls(serving, tmp_path):
+    config = make_config(serving.TABLES, base_dir=tmp_path, origin="a test")
+    with serving.Served(make_app(partial(Runtime.from_config, config))) as served:
+        assert call(served, "/pause").status_code == 404
+
+
+def test_a_server_that_does_not_answer_is_left_out(front):
+    served, owners = front()
+    with served:
+        owners[1].server.kill()
+        assert call(served, "/reset_prefix_cache").json() == {"success": True}
+        assert owners[0].paths == ["/reset_prefix_cache"]
+        owners[0].server.kill()
+        assert call(served, "/reset_prefix_cache").status_code == 503
+
+
+def test_a_pause_ends_responses_with_what_they_have_and_others_wait_for_its_end(front):
+    served, owners = front(chunk_tokens=200)
+    with served:
+        slow_down(owners)
+        whole = Asking(lambda: generate(served, most=400))
+        eventually(lambda: any(each.server.running for each in owners))
+        assert call(served, "/pause").json() == {"message": "/pause"}
+        [choice] = whole.result().json()["choices"]
+        assert choice["finish_reason"] == "abort"
+        assert 0 < len(choice["token_ids"]) < 400
+        later = Asking(lambda: generate(served))
+        assert call(served, "/get_world_size", method="GET").status_code == 200
+        assert later.answer is None
+        call(served, "/resume")
+        assert len(tokens(later.result())) == 32
+    assert [each.paths for each in owners] == [["/pause", "/get_world_size", "/resume"]] * 2
+
+
+def test_a_pause_that_keeps_responses_costs_none_and_weights_may_not_change_meanwhile(front):
+    served, owners = front(chunk_tokens=200)
+    with served:
+        wanted = tokens(generate(served, most=64))
+        slow_down(owners)
+        kept = Asking(lambda: generate(served, most=64))
+        eventually(lambda: any(each.server.running for each in owners))
+        call(served, "/pause?mode=keep")
+        refused = call(served, "/start_weight_update", {})
+        assert refused.status_code == 409
+        assert "two versions" in refused.json()["error"]["message"]
+        assert kept.answer is None
+        call(served, "/resume")
+        assert tokens(kept.result()) == wanted
+    assert all("/start_weight_update" not in each.paths for each in owners)
+
+
+def test_weights_change_between_responses_and_the_servers_are_looked_at(front):
+    served, owners = front()
+    with served:
+        before = generate(served)
+        call(served, "/start_weight_update", {})
+        waiting = Asking(lambda: generate(served))
+        call(served, "/update_weights", {"update_info": {"names": ["a"]}})
+        call(served, "/update_weights", {"update_info": {"names": ["b"]}})
+        assert waiting.answer is None
+        call(served, "/finish_weight_update", {})
+        after = waiting.result()
+    assert tokens(before) != tokens(after)
+    assert (before.json()["weight_version"], after.json()["weight_version"]) == (0, 1)
+    assert len({each.server.weights for each in owners}) == 1
+
+
+def test_a_server_that_was_left_with_old_weights_writes_nothing_more(front):
+    served, owners = front()
+    owners[1].learns = False
+    with served:
+        for path in ("/start_weight_update", "/update_weights", "/finish_weight_update"):
+            assert call(served, path, {}).status_code == 200
+        alive = call(served, "/v1/state", method="GET").json()["instances"]
+        assert len(alive) == 1
+        tokens(generate(served))
+
+
+def test_a_call_that_fails_is_answered_with_the_server_s_error(front):
+    served, owners = front()
+    owners[1].fails.add("/pause")
+    with served:
+        answer = call(served, "/pause")
+        assert (answer.status_code, answer.json()) == (500, {"error": "it cannot"})
+        assert answer.headers["X-Seer-Server"] == owners[1].server.url
+        call(served, "/resume")
+        eventually(lambda: tokens(generate(served)))
+
+
+def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(front):
+    served, _ = front()
+    with served:
+        call(served, "/sleep?level=1")
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(
+                f"{served.url}/inference/v1/generate",
+                json={"token_ids": PROMPT},
+                timeout=httpx.Timeout(PATIENCE_S, read=0.2),
+            )
+        call(served, "/wake_up")
+        eventually(lambda: unfinished(served) == 0)
+        tokens(generate(served))
+
+
+def test_parts_of_a_server_s_memory_wake_one_after_the_other(front):
+    served, _ = front()
+    with served:
+        call(served, "/sleep?level=2")
+        call(served, "/wake_up?tags=weights")
+        waiting = Asking(lambda: generate(served))
+        call(served, "/update_weights", {"update_info": {}})
+        assert waiting.answer is None
+        call(served, "/wake_up?tags=kv_cache")
+        assert waiting.result().json()["weight_version"] == 1
+
+
+def test_a_body_that_is_too_large_goes_nowhere(front, monkeypatch):
+    monkeypatch.setattr(control_calls, "LARGEST_CALL", 1000)
+    served, owners = front()
+    with served:
+        assert call(served, "/update_weights", {"update_info": "a" * 1000}).status_code == 413
+        assert not owners[0].calls
+
+
+def test_clients_that_have_no_place_for_a_token_bring_it_in_the_address(front):
+    served, _ = front(token="a-secret-of-this-test")
+    with served:
+        place = served.url.replace("http://", "http://seer:a-secret-of-this-test@")
+        assert httpx.get(f"{place}/get_world_size").json() == {"world_size": 2}
+        assert httpx.get(f"{place}/get_world_size", headers={"Origin": "http://else"}).status_code == 401
+        assert httpx.get(served.url.replace("//", "//seer:wrong@") + "/get_world_size").status_code == 401
+        assert httpx.get(f"{served.url}/get_world_size").status_code == 401
+
+
+def test_requests_of_one_prompt_or_one_family_are_siblings(front):
+    watch = Watch()
+    served, _ = front(observers=[watch])
+    with served:
+        for _ in range(2):
+            generate(served)
+        generate(served, token_ids=[9])
+        generate(served, headers={"X-Seer-Family": "mine"})
+        generate(served, family="mine", token_ids=[8])
+    first, second, third, fourth, fifth = [each.family for each in watch.specs]
+    assert first == second != third
+    assert fourth == fifth == "mine"
+
+
+def test_a_request_ends_by_its_own_id_with_what_it_has(front):
+    served, owners = front()
+    with served:
+        slow_down(owners)
+        long = Asking(lambda: generate(served, most=400, request_id="mine"))
+        eventually(lambda: sum(len(each.server.requests) for each in owners) > 2)
+        eventually(lambda: any(each.server.running for each in owners))
+        ids = {"request_ids": ["generate-tokens-mine", "generate-tokens-another"]}
+        assert call(served, "/inference/v1/abort_requests", ids).json()["aborted"] == 1
+        found = long.result().json()
+        assert found["request_id"] == "generate-tokens-mine"
+        assert found["choices"][0]["finish_reason"] == "abort"
+
+
+def test_sglang_s_form_has_the_same_tokens(front):
+    served, _ = front()
+    with served:
+        wanted = tokens(generate(served, most=20))
+        how = {"max_new_tokens": 20, "sampling_seed": 7, "top_k": -1}
+        body = {"input_ids": PROMPT, "sampling_params": how, "return_logprob": True, "rid": "mine"}
+        one = call(served, "/generate", body).json()
+        meta = one["meta_info"]
+        assert one["output_ids"] == wanted
+        assert (meta["id"], meta["finish_reason"]) == ("mine", {"type": "length", "length": 20})
+        assert [token for _, token, _ in meta["output_token_logprobs"]] == wanted
+        many = call(served, "/generate", body | {"input_ids": [PROMPT, [4]]}).json()
+        assert [len(each["output_ids"]) for each in many] == [20, 20]
+        lines = call(served, "/generate", body | {"stream": True}).text.split("\n\n")
+        pieces = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+        assert pieces[-1]["output_ids"] == wanted
+        assert lines[-2] == "data: [DONE]"
+        assert call(served, "/generate", {"sampling_params": how}).status_code == 400
