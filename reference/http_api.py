@@ -6,6 +6,7 @@ import json
 
 from seer_server.neutral import IGNORED, IN_CHATS, IN_COMPLETIONS, NEUTRAL
 from seer_server.responses_api import NEUTRAL as RESPONSES_NEUTRAL
+from seer_server.servers import CONTROL_CALLS
 from seer_server.tokens_api import NEUTRAL as TOKENS_NEUTRAL
 from seer_server.tokens_api import NEUTRAL_SAMPLING as TOKENS_SAMPLING_NEUTRAL
 
@@ -17,8 +18,9 @@ __all__ = ["page"]
 
 INTRODUCTION = """\
 `seer serve` speaks JSON over HTTP. `make reference` writes the same as OpenAPI 3.1 into `build/openapi.json`.
-A server with a token answers only requests with `Authorization: Bearer TOKEN`; `/health` needs none, and with
-`--open-completions` neither do completions, chats and models. A route that needs no token, `/health` apart,
+A server with a token answers only requests with `Authorization: Bearer TOKEN`, or with the token as the
+password of `Authorization: Basic`; `/health` needs none, and with `--open-completions`
+ neither do completions, chats and models. A route that needs no token, `/health` apart,
 is answered only to and from localhost. An unknown key of a body is refused."""
 
 
@@ -47,6 +49,16 @@ def page() -> Page:
         f"reference.http_answers.OPERATIONS has {method} {path}, and the server does not: remove it"
         for method, path in OPERATIONS.keys() - routes().keys()
     ]
+    found.heading(2, "Control calls of servers")
+    found.add(
+        "Where engines are servers that run already, these calls are passed on to all of them, and the answer"
+        " is theirs. On other engines they are a 404. [In front of servers](../guides/in-front-of-servers.md)"
+        " says what Seer does besides."
+    )
+    found.table(
+        ["call", "effect"],
+        [(f"`{call.method} {path}`", call.effect.value) for path, call in sorted(CONTROL_CALLS.items())],
+    )
     found.heading(2, "Fields that change nothing")
     found.add(
         "Clients of OpenAI and vLLM send fields that Seer does not have. Completions, chats,"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 import aiohttp
@@ -118,6 +120,28 @@ class Connection:
             raise Unreachable(
                 f"no answer to {path} within {limit_s or self.connect_timeout_s:g} s"
             ) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Unreachable(f"{path}: {_described(error)}") from error
+
+    @asynccontextmanager
+    async def opened(
+        self, method: str, path: str, body: bytes | None, kind: str
+    ) -> AsyncIterator[tuple[int, str, AsyncIterator[bytes]]]:
+        """Send a body; yield status, kind and pieces of the answer as they come.
+
+        Raises:
+            Unreachable: there was no answer, or half of one.
+        """
+        if self._session is None:
+            raise Unreachable("the connection is closed")
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.connect_timeout_s)
+        headers = {} if body is None else {"Content-Type": kind}
+        try:
+            async with self._session.request(
+                method, self.url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
+            ) as answer:
+                kind = answer.headers.get("Content-Type", "application/octet-stream")
+                yield answer.status, kind, answer.content.iter_any()
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unreachable(f"{path}: {_described(error)}") from error
 

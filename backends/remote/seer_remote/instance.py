@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from secrets import token_hex
 from typing import Protocol
 
@@ -251,15 +252,36 @@ class RemoteInstance:
         if self._sink is not None:
             self._turns += 1
         await self.seer.detach()
-        await self._calls.close()
+        await self.close_calls()
         await self._down()
 
     # Calls of the owner's.
 
     @property
+    def kind(self) -> str:
+        """The kind of the server: ``vllm`` or ``sglang``."""
+        return self._kind
+
+    @property
     def served_model(self) -> str:
         """The name by which the server serves the model; empty until it has been asked."""
         return "" if self._facts is None else self._facts.model
+
+    async def close_calls(self) -> None:
+        """End the connections of calls."""
+        await self._calls.close()
+
+    @asynccontextmanager
+    async def opened(
+        self, method: str, path: str, body: bytes | None, kind: str = JSON
+    ) -> AsyncIterator[tuple[int, str, AsyncIterator[bytes]]]:
+        """As ``call``, but yield the body of the answer in pieces, as they come."""
+        self._calls.open()
+        try:
+            async with self._calls.opened(method, path, body, kind) as answer:
+                yield answer
+        except Unreachable as error:
+            raise EngineError(f"the server at {self.address}: {error}") from error
 
     async def call(
         self, method: str, path: str, body: bytes | None, kind: str = JSON, limit_s: float | None = None
@@ -538,6 +560,21 @@ class RemoteInstance:
     def _salt(self) -> str:
         """A salt that keeps KV of other weights, and of before a reset, from being used."""
         return f"seer-{self._run}-{self._version}-{self._turns}"
+
+    async def write(self, job: ChunkJob) -> ChunkOutput:
+        """Have a chunk written that the scheduler has not sent, beside those that it has.
+
+        Raises:
+            EngineError: the instance is down, or its server cannot write it.
+        """
+        if self._sink is None:
+            raise EngineError(f"instance {self.id!r} is down")
+        try:
+            return await self._written(job)
+        except (Unreachable, RefusedCall, Malformed) as error:
+            raise EngineError(f"instance {self.id!r}, the server at {self.address}: {error}") from error
+        finally:
+            self._names.pop(job.id, None)
 
     # Weights and caches.
 

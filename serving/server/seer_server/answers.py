@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from secrets import token_hex
 from typing import Any
@@ -38,6 +38,8 @@ class Part:
     tops: TopLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
     reading: Reading | None = None
+    attachments: Mapping[str, Any] = {}
+    """The fields of a server's own answer that Seer does not have, with the last piece."""
 
 
 class Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 import msgspec
+import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from seer_cli.controls import RunControls
 from seer_prometheus.metrics import Metrics
@@ -23,14 +24,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from seer_core.errors import EngineError, OverloadError, PromptError, SeerError, quote
+from seer_core.errors import ConfigError, EngineError, OverloadError, PromptError, SeerError, quote
 from seer_core.model import Completion, StructuredOutputs
 from seer_core.ports.engine import Tokenizer
 from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
 from seer_server.answers import Answer, Part, usage
 from seer_server.batches import Batches
-from seer_server.broker import RolloutBroker, Subscription
+from seer_server.broker import RolloutBroker, Subscription, Trust
 from seer_server.choices import ChoiceReader, ParsedChoices, PlainChoices
 from seer_server.control import Control
 from seer_server.forms import Forms, after_reasoning, refusal_of
@@ -66,10 +67,14 @@ from seer_server.responses_api import ResponsesAnswer, parse_responses
 from seer_server.servers import CONTROL_CALLS, ControlCalls, ControlRoute
 from seer_server.sglang_api import SglangAnswer, parse_sglang
 from seer_server.tokens_api import TokensAnswer, parse_tokens
-from seer_server.trajectories import IDLE_S
+from seer_server.trajectories import IDLE_S, AgentTurn
 from seer_server.turns import EndTrajectories, trajectory_in, turn_of
 
 __all__ = ["make_app"]
+
+log = structlog.get_logger("seer")
+
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
 def make_app(
@@ -85,6 +90,8 @@ def make_app(
     controls: RunControls | None = None,
     parsers: ParserNames | None = None,
     trajectory_idle_s: float = IDLE_S,
+    trust: Trust | None = None,
+    off: bool = False,
 ) -> Starlette:
     """Return an ASGI application that starts a runtime with itself and ends it with itself.
 
@@ -94,21 +101,35 @@ def make_app(
     directories below ``weight_roots``, or from any if that is None.  At most ``most_requests`` responses are
     unfinished at a time.  What the ``journal`` has of a group that comes again is not computed again.
     ``observers`` see the rollouts, and ``controls``, if any, may command them.  ``parsers`` read the answers
-    of chats.  Trajectories are forgotten after ``trajectory_idle_s`` seconds without a turn.
+    of chats.  ``trust`` says what happens where the scheduler fails.  Trajectories are
+    forgotten after ``trajectory_idle_s`` seconds without a turn.
+
+    Where Seer is ``off``, requests are passed on to servers in turn, untouched, and nothing else of these
+    counts but the ``token``.
 
     Raises:
-        ConfigError: there are no such parsers.
+        ConfigError: there are no such parsers, or no servers to pass requests on to.
     """
     metrics = Metrics()
-    broker = RolloutBroker(make_runtime, most_requests, journal, [metrics, *observers], trajectory_idle_s)
+    broker = RolloutBroker(
+        make_runtime, most_requests, journal, [metrics, *observers], trajectory_idle_s, trust
+    )
     trajectories = broker.trajectories
     metrics.read("unfinished_requests", "Responses that are not over", lambda: broker.unfinished)
     metrics.read("weight_version", "The weights that are loaded", lambda: broker.runtime.weight_version)
     metrics.read("trajectories", "Trajectories that are not forgotten", lambda: trajectories.kept)
+    if trust is not None:
+        metrics.read(
+            "fallback_responses", "Responses written without the scheduler", lambda: broker.direct.replaced
+        )
+        metrics.read("canary_compared", "Responses written again to compare", lambda: broker.canary.compared)
+        metrics.read("canary_different", "Those whose tokens differed", lambda: broker.canary.different)
     metrics.read("asleep", "Whether the instances sleep", lambda: broker.runtime.asleep)
-    found = None if parsers is None else find_parsers(parsers, broker.runtime.tokenizer)
+    found = None if parsers is None or off else find_parsers(parsers, broker.runtime.tokenizer)
     forms = Forms()
-    calls = ControlCalls(broker)
+    calls = ControlCalls(broker, off)
+    if off and not calls.servers:
+        raise ConfigError("SEER=off passes requests on to servers of [engine.remote], and engines are none")
     service = _Service(broker, model, found, forms, calls)
     batches, reservations = Batches(broker, forms), Reservations(broker, forms)
     control = Control(broker, weight_roots)
@@ -137,17 +158,22 @@ def make_app(
             trajectories.by_prompt = bool(calls.servers)
             if controls is not None:
                 controls.attach(broker.runtime)
-            serving = asyncio.create_task(broker.serve())
-            try:
+            async with broker.serving():
                 yield
-            finally:
-                serving.cancel()
-                with suppress(asyncio.CancelledError):
-                    await serving
+
+    @asynccontextmanager
+    async def idle(app: Starlette) -> AsyncIterator[None]:
+        log.warning("seer_is_off", servers=[each.address for each in calls.servers])
+        try:
+            yield
+        finally:
+            await calls.close()
 
     app = Starlette(
-        lifespan=live,
-        routes=[
+        lifespan=idle if off else live,
+        routes=[health, *controls_of_servers, Route("/{path:path}", calls.pass_on, methods=METHODS)]
+        if off
+        else [
             route("POST", "/v1/chat/completions", service.chat, completions=True),
             route("POST", "/v1/completions", service.completions, completions=True),
             route("GET", "/v1/models", service.models, completions=True),
@@ -245,14 +271,14 @@ class _Service:
 
     async def generate(self, request: Request) -> Response:
         """Answer tokens with tokens, as vLLM's server does, at their end or as a stream."""
-        asked = parse_tokens(await read_body(request))
+        asked = parse_tokens(await read_body(request), attaches=self.calls.attaches("vllm"))
         return await self._roll_out(
             request, asked.completion(), TokensAnswer(asked, self._model, self._tokenizer)
         )
 
     async def sglang_generate(self, request: Request) -> Response:
         """Answer in the form of SGLang's server, at the end or as a stream."""
-        asked = parse_sglang(await read_body(request))
+        asked = parse_sglang(await read_body(request), attaches=self.calls.attaches("sglang"))
         answer = SglangAnswer(asked, self._model, self._tokenizer)
         return await self._roll_out(request, asked.completion(), answer)
 
@@ -316,7 +342,7 @@ class _Service:
             await self.forms.require(form, field)
 
     async def _roll_out(self, request: Request, asked: GenerationRequest, answer: Answer) -> Response:
-        self._require(asked.model)
+        asked = await self._with_adapter(asked)
         asked = _with_headers(asked, request.headers)
         asked, reader = await self._reader(asked)
         turn = turn_of(asked.trajectory, asked.group, request.headers)
@@ -327,7 +353,7 @@ class _Service:
             await unless_disconnected(request, self.calls.free())
         try:
             stream = bool(asked.stream)
-            subscription = await self.broker.submit_text(wanted, stream, fitting=True, turn=turn)
+            subscription = await self._subscribe(wanted, stream, turn)
             subscription.name = answer.id
         except OverloadError as error:
             raise refusal(error, self.broker.retry_s(len(wanted) * asked.n)) from error
@@ -339,12 +365,36 @@ class _Service:
         finally:
             self.broker.unsubscribe(subscription)
 
+    async def _subscribe(
+        self, wanted: Sequence[Mapping[str, Any]], stream: bool, turn: AgentTurn | None
+    ) -> Subscription:
+        """Submit a request to the scheduler, or prepare for doing without it."""
+        if self.broker.without_scheduler:
+            await self.broker.recover()
+        if not self.broker.without_scheduler:
+            try:
+                return await self.broker.submit_text(wanted, stream, fitting=True, turn=turn)
+            except SeerError:
+                if not self.broker.without_scheduler:
+                    raise
+        return await self.broker.detached(wanted, stream)
+
     async def _whole(
         self, request: Request, subscription: Subscription, answer: Answer, reader: ChoiceReader
     ) -> Response:
         """Wait for all responses, or for the client to disconnect."""
         try:
-            completions = await unless_disconnected(request, _collect(subscription))
+            found: dict[str, Completion] = {}
+            marks = {}
+            try:
+                await unless_disconnected(request, _collect(subscription, found))
+            except FieldError:
+                raise
+            except SeerError as error:
+                more = await unless_disconnected(request, self.broker.go_on(subscription, found, error))
+                found |= more
+                marks = {FALLBACK: str(len(more))}
+            completions = _in_order(subscription, found)
         except FieldError:
             raise
         except SeerError as error:
@@ -365,10 +415,11 @@ class _Service:
                 each.top_logprobs,
                 each.prompt_logprobs,
                 reading if reader.parsed else None,
+                attachments=_attachments(each),
             )
             parts.append(part)
         used = _usage(subscription, sum(len(each.token_ids) for each in completions))
-        return JSONResponse(answer.whole(parts, used, completions[0].weight_version))
+        return JSONResponse(answer.whole(parts, used, completions[0].weight_version), headers=marks)
 
     async def _stream(
         self, subscription: Subscription, answer: Answer, reader: ChoiceReader, skip: Sequence[int]
@@ -380,11 +431,19 @@ class _Service:
         prompts = {name: group.prompt_token_ids for name, group in group_of.items()}
         choices = {name: reader.stream(group) for name, group in group_of.items()}
         written: Counter[str] = Counter()
+        over: dict[str, Completion] = {}
+        rest: list[Completion] = []
         while choices:
-            update = await subscription.updates.get()
+            update = rest.pop() if rest else await subscription.updates.get()
             if isinstance(update, SeerError):
-                yield _event(error_body(str(update), "server_error", 503))
-                return
+                try:
+                    rest = list((await self.broker.go_on(subscription, over, update)).values())
+                except SeerError as error:
+                    yield _event(error_body(str(error), "server_error", 503))
+                    return
+                continue
+            if isinstance(update, Completion):
+                over[update.request_id] = update
             name = update.request_id
             start = written[name] if isinstance(update, Completion) else 0
             new, scores = update.token_ids[start:], update.logprobs[start:]
@@ -416,12 +475,22 @@ class _Service:
                 tops,
                 None if prompt is None else update.prompt_logprobs,
                 reading=reading if reader.parsed else None,
+                attachments=_attachments(update) if isinstance(update, Completion) else {},
             )
             for event in answer.events(part):
                 yield _event(event)
         for event in answer.closing(_usage(subscription, written.total())):
             yield _event(event)
         yield b"data: [DONE]\n\n"
+
+    async def _with_adapter(self, asked: GenerationRequest) -> GenerationRequest:
+        """Return a request whose model is Seer's; a name that only the servers have goes to them."""
+        name = asked.model
+        if name in (None, self._model, self.model) or not await self.calls.serves(name or ""):
+            self._require(name)
+            return asked
+        more = {**(asked.attachments or {}), "model": name}
+        return msgspec.structs.replace(asked, attachments=more)
 
     def _require(self, model: str | None) -> None:
         """Refuse the name of another model; a request need not name one."""
@@ -449,6 +518,10 @@ class _Service:
         return self.broker.runtime.tokenizer
 
 
+FALLBACK = "X-Seer-Fallback"
+"""The header with the number of an answer's responses that were written without the scheduler."""
+
+
 def _with_headers(asked: GenerationRequest, headers: Mapping[str, str]) -> GenerationRequest:
     """Take trajectory, group, family and priority from headers, for clients that cannot add fields."""
     group, priority = headers.get("x-seer-group"), headers.get("x-seer-priority")
@@ -468,17 +541,25 @@ def _with_headers(asked: GenerationRequest, headers: Mapping[str, str]) -> Gener
     return asked
 
 
-async def _collect(subscription: Subscription) -> list[Completion]:
-    """Return all responses, in the order of prompts and indices."""
-    places = _places(subscription)
-    found: dict[int, Completion] = {}
-    while len(found) < len(places):
+def _attachments(completion: Completion) -> Mapping[str, Any]:
+    """Return the fields of the server's last answer, which is about all tokens, that Seer does not have."""
+    return completion.chunks[-1].attachments if completion.chunks else {}
+
+
+async def _collect(subscription: Subscription, found: dict[str, Completion]) -> None:
+    """Put all responses into ``found``."""
+    wanted = len(subscription.request_ids)
+    while len(found) < wanted:
         update = await subscription.updates.get()
         if isinstance(update, SeerError):
             raise update
         if isinstance(update, Completion):
-            found[places[update.request_id]] = update
-    completions = [found[number] for number in sorted(found)]
+            found[update.request_id] = update
+
+
+def _in_order(subscription: Subscription, found: Mapping[str, Completion]) -> list[Completion]:
+    """Return responses in the order of prompts and indices."""
+    completions = [found[name] for name in subscription.request_ids]
     if all(each.finish_reason == "error" for each in completions):
         reason = next((each.error for each in completions if each.error), "look into the server's log")
         raise refusal_of(completions) or EngineError(f"every response ended in an error: {reason}")

@@ -17,10 +17,24 @@ from seer_session.runtime import Runtime
 
 from seer_core.errors import EngineError, PromptError, SeerError, WeightVersionError
 from seer_core.model import Completion, PromptGroup
-from seer_core.model.events import ChunkFinished, Command, Event, InstanceLost
+from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.events import (
+    Abort,
+    ChunkFailed,
+    ChunkFinished,
+    Command,
+    Complete,
+    Dispatch,
+    Event,
+    InstanceLost,
+    RolloutPaused,
+    RolloutResumed,
+)
+from seer_core.plugins.loading import Strategies
 from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
 from seer_core.runtime.rollout import Rollout
+from seer_server.direct import Canary, DirectWriter
 from seer_server.trajectories import IDLE_S, AgentTurn, Trajectories
 from seer_server.updates import UpdateQueue
 
@@ -63,6 +77,22 @@ class BusyUpdatingError(SeerError):
     """
 
 
+@attrs.frozen
+class Trust:
+    """How far the scheduler is trusted, where engines can write without it; by default wholly."""
+
+    most_fallbacks: int = 0
+    """Responses of a run that may be written without it."""
+    stall_s: float = 0.0
+    """After so long without a chunk, while responses wait, it has failed; 0 is never."""
+    canary: int = 0
+    """Responses of each version of the weights that are written again, whole on one server."""
+    canary_stop: int = 0
+    """After so many that differ it is not used any more; 0 is never."""
+    make_strategies: Callable[[Sequence[Observer]], Strategies] | None = None
+    """Makes strategies that begin anew after a failure."""
+
+
 @attrs.define(eq=False)
 class Subscription:
     """Groups of one client: their ``updates`` are completions or an error and, if it ``streams``, pieces."""
@@ -95,8 +125,24 @@ class RolloutBroker(Observer):
         journal: Journal | None = None,
         observers: Sequence[Observer] = (),
         trajectory_idle_s: float = IDLE_S,
+        trust: Trust | None = None,
     ) -> None:
         self.runtime = make_runtime([self, *observers])
+        self.trust = trust or Trust()
+        self.direct = DirectWriter(lambda: self.runtime, self.trust.most_fallbacks)
+        self.canary = Canary(self.direct, self.trust.canary, self.trust.canary_stop)
+        self._observers = [self, *observers]
+        self._serving: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._running: dict[str, str] = {}
+        """The instance of each request that has a chunk under way."""
+        self._paused = False
+        self._moved_s = 0.0
+        """When a chunk was sent or ended for the last time."""
+        self._left: dict[str, tuple[Tokens, Logprobs]] = {}
+        """The tokens of responses that the scheduler has left unfinished."""
+        self._going_on = 0
+        self._recovering = asyncio.Lock()
         self.trajectories = Trajectories(trajectory_idle_s, lambda name: self.runtime.forget(name))
         self.reserved = self.instances_lost = 0
         self._most_requests, self._journal = most_requests, journal
@@ -156,7 +202,23 @@ class RolloutBroker(Observer):
                 f" ask for version {loaded}"
             )
 
-    async def serve(self) -> None:
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Keep a rollout going as long as this is entered."""
+        self._serving = asyncio.create_task(self._serve())
+        if self.trust.stall_s:
+            self._watching = asyncio.create_task(self._watch(self.trust.stall_s))
+        try:
+            yield
+        finally:
+            self.canary.close()
+            for task in (self._watching, self._serving):
+                if task is not None:
+                    task.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await task
+
+    async def _serve(self) -> None:
         """Keep a rollout going, one after the other, until one has failed, or this is cancelled."""
         try:
             self._open()
@@ -168,16 +230,102 @@ class RolloutBroker(Observer):
         except Exception as error:
             log.error("serving_failed", error=str(error))
             failure = error if isinstance(error, SeerError) else EngineError(f"the rollout failed: {error}")
-            self._failure = failure
-            if self._drained is not None:
-                self._drained.set()
-            for subscription in set(self._subscriptions.values()):
-                subscription.updates.fail(failure)
+            self._fail(failure)
         finally:
             if self._failure is None and self._rollout is not None:
                 with suppress(SeerError):
                     await self._rollout.abort()
             self.trajectories.close()
+
+    def _fail(self, failure: SeerError) -> None:
+        """End all subscriptions by an error, and keep what their responses have."""
+        self._failure = failure
+        rollout = self._rollout
+        if rollout is not None and self.direct.able:
+            for name in list(rollout.unfinished):
+                with suppress(SeerError, KeyError):
+                    self._left[name] = rollout.written(name)
+        if self._drained is not None:
+            self._drained.set()
+        for subscription in set(self._subscriptions.values()):
+            subscription.updates.fail(failure)
+
+    # Without the scheduler.
+
+    @property
+    def without_scheduler(self) -> bool:
+        """Whether responses are written by servers directly: the scheduler has failed, or is not trusted."""
+        failed = self._failure is not None or self.runtime.strategies_failed
+        return (failed or self.canary.stopped) and self.direct.able
+
+    async def detached(self, records: Sequence[Mapping[str, Any]], streams: bool) -> Subscription:
+        """Return a subscription to responses that the scheduler will not see: they fail, and ``go_on``."""
+        groups = await asyncio.to_thread(self.runtime.groups, records, iteration=0, fitting=True)
+        subscription = Subscription(groups, streams, UpdateQueue(lambda *_: (Tokens(), Logprobs())))
+        failure = self._failure or EngineError("responses under the scheduler differ from those without")
+        subscription.updates.fail(failure)
+        return subscription
+
+    async def go_on(
+        self, subscription: Subscription, found: Mapping[str, Completion], error: SeerError
+    ) -> dict[str, Completion]:
+        """Return the responses that are not ``found``, written without the scheduler.
+
+        Raises:
+            SeerError: ``error``, where they cannot be.
+        """
+        if not self.without_scheduler:
+            raise error
+        self._going_on += 1
+        empty = Tokens(), Logprobs()
+        try:
+            so_far = self._left
+            return await self.direct.go_on(
+                subscription.groups, found, lambda name: so_far.get(name, empty), str(error)
+            )
+        finally:
+            self._going_on -= 1
+
+    async def recover(self) -> None:
+        """Try again with a scheduler that begins anew, once the responses of before are over."""
+        make = self.trust.make_strategies
+        if make is None or self._failure is None or self._going_on or not self.runtime.alive:
+            return
+        async with self._recovering:
+            if self._failure is None or self._going_on:
+                return
+            await self.runtime.use(make(self._observers))
+            log.info("scheduler_begins_anew", after=str(self._failure))
+            self._failure, self._rollout = None, None
+            self._left.clear()
+            self._running.clear()
+            self._subscriptions.clear()
+            self._opened.clear()
+            self._serving = asyncio.create_task(self._serve())
+            while self._rollout is None and not self._serving.done():
+                await asyncio.sleep(0)
+
+    async def _watch(self, stall_s: float) -> None:
+        """Fail where responses wait, and no chunk is sent or runs, for so long."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(stall_s / 4)
+            rollout = self._rollout
+            if self._failure is not None or not self.unfinished or self._running:
+                self._moved_s = loop.time()
+            if rollout is None or self._paused or self.runtime.asleep or not self.runtime.alive:
+                self._moved_s = loop.time()
+                continue
+            if loop.time() - self._moved_s > stall_s:
+                log.error("scheduler_stalls", unfinished=self.unfinished, seconds=stall_s)
+                self._fail(
+                    EngineError(f"the scheduler has sent no chunk for {stall_s:g} s while responses wait")
+                )
+                if self._serving is not None:
+                    self._serving.cancel()
+                with suppress(SeerError, TimeoutError):
+                    async with asyncio.timeout(stall_s):
+                        await rollout.abort()
 
     async def _read(self, rollout: Rollout) -> None:
         try:
@@ -206,6 +354,7 @@ class RolloutBroker(Observer):
             await self._wait_until_released(wait_s)
             self.require_working()
             await self._drain(end_s - asyncio.get_running_loop().time())
+            await self.canary.over()
             rollout, self._rollout = self._rollout, None
             if rollout is not None:
                 rollout.close()
@@ -409,6 +558,25 @@ class RolloutBroker(Observer):
         if type(event) is ChunkFinished:
             self._notify(event.request_id)
         self.instances_lost += type(event) is InstanceLost
+        if self.trust.stall_s:
+            self._note_chunks(event, commands)
+
+    def _note_chunks(self, event: Event, commands: Sequence[Command]) -> None:
+        match event:
+            case RolloutPaused() | RolloutResumed():
+                self._paused = isinstance(event, RolloutPaused)
+            case ChunkFinished() | ChunkFailed():
+                self._running.pop(event.request_id, None)
+            case InstanceLost():
+                lost = [name for name, where in self._running.items() if where == event.instance_id]
+                for name in lost:
+                    del self._running[name]
+        for command in commands:
+            if type(command) is Dispatch:
+                self._running[command.request_id] = command.instance_id
+                self._moved_s = asyncio.get_running_loop().time()
+            elif type(command) is Abort or type(command) is Complete:
+                self._running.pop(command.request_id, None)
 
     def streamed(self, now: float, request_id: str) -> None:
         """Notify a client that streams: a running chunk has written more."""
@@ -423,6 +591,9 @@ class RolloutBroker(Observer):
         """Put a response into the updates of its subscription."""
         self._finishes.append(now)
         self.trajectories.completed(completion)
+        if self.canary.each_step and (of := self._subscriptions.get(completion.group_id)) is not None:
+            group = next(each for each in of.groups if each.id == completion.group_id)
+            self.canary.look(group, completion)
         if self._drained is not None and not self.unfinished:
             self._drained.set()
         subscription = self._subscriptions.get(completion.group_id)

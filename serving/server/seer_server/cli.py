@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -20,10 +21,12 @@ from seer_host.viewer_port import allow_files
 from seer_journal import DiskJournal
 from seer_session.runtime import Runtime
 
-from seer_core.errors import ConfigError
+from seer_core.errors import ConfigError, quote
 from seer_core.plugins.config import Config
+from seer_core.plugins.loading import Strategies, fill_slots
 from seer_core.ports.policy import Observer
 from seer_server.app import make_app
+from seer_server.broker import Trust
 from seer_server.http import is_loopback
 from seer_server.parsing import ParserNames
 from seer_server.process import OrderlyServer
@@ -105,6 +108,34 @@ WINDOW_S = 600.0
     metavar="NAME",
     help="Parser of reasoning, by the name that vLLM's server, or SGLang's, has for it: qwen3, ...",
 )
+@click.option(
+    "--most-fallbacks",
+    type=click.IntRange(0),
+    default=1024,
+    show_default=True,
+    help="Responses of a run that servers may write without the scheduler, where it fails.",
+)
+@click.option(
+    "--stall-s",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="The scheduler has failed if it sends no chunk for so long while responses wait; 0 is never.",
+)
+@click.option(
+    "--canary",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Responses for each version of the weights that one server writes again whole, to compare.",
+)
+@click.option(
+    "--canary-stop",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Do without the scheduler after so many that differ; 0 is never.",
+)
 @DASHBOARD_OPTION
 def serve_command(
     config: Config,
@@ -120,6 +151,10 @@ def serve_command(
     drain_s: int,
     tool_call_parser: str | None,
     reasoning_parser: str | None,
+    most_fallbacks: int,
+    stall_s: float,
+    canary: int,
+    canary_stop: int,
     dashboard_port: int | None,
 ) -> None:
     """Serve OpenAI's completions API from the engines of CONFIG, scheduled by its plug-ins.
@@ -158,6 +193,8 @@ def serve_command(
             model,
             token,
             most_requests,
+            trust=Trust(most_fallbacks, stall_s, canary, canary_stop, partial(_make_strategies, config)),
+            off=_is_off(),
             open_completions=open_completions,
             weight_roots=weight_roots,
             journal=journal,
@@ -186,6 +223,22 @@ def serve_command(
             file.unlink(missing_ok=True)  # no other server will have this port
     if not server.started:
         sys.exit(3)  # as uvicorn's own command
+
+
+def _is_off() -> bool:
+    """Return whether requests are to be passed on untouched: the variable SEER is ``off``.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    switch = os.environ.get("SEER", "on")
+    if switch not in ("on", "off"):
+        raise ConfigError(f"the variable SEER is {quote(switch)}; set it to on or off, or unset it")
+    return switch == "off"
+
+
+def _make_strategies(config: Config, observers: Sequence[Observer]) -> Strategies:
+    return fill_slots(config).with_observer(*observers)
 
 
 def _make_runtime(config: Config, observers: Sequence[Observer]) -> Runtime:

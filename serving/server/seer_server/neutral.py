@@ -11,7 +11,15 @@ from typing import Any
 
 from seer_core.errors import PromptError
 
-__all__ = ["IGNORED", "IN_CHATS", "IN_COMPLETIONS", "NEUTRAL", "FieldError", "own_fields"]
+__all__ = [
+    "IGNORED",
+    "IN_CHATS",
+    "IN_COMPLETIONS",
+    "NEUTRAL",
+    "FieldError",
+    "attached_fields",
+    "own_fields",
+]
 
 IGNORED = (
     "cache_salt",
@@ -88,6 +96,9 @@ IN_CHATS: dict[str, tuple[Any, ...]] = {
 }
 """Further fields of chats."""
 
+SALT = "cache_salt"
+"""One of those that are ignored and have a meaning to servers."""
+
 NO_LIMIT = -1
 """``top_k`` as vLLM's clients turn it off; here that is 0."""
 
@@ -135,6 +146,21 @@ def own_fields(
     if (program := own.pop(PROGRAM, None)) is not None:
         own.setdefault("trajectory", program)
     return own
+
+
+def attached_fields(
+    fields: dict[str, Any], own: Collection[str], further: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Any]:
+    """Take the fields out of a request that are not Seer's ``own`` and change something; return them."""
+    found: dict[str, Any] = {}
+    for name, value in list(fields.items()):
+        neutral = further.get(name, NEUTRAL.get(name, ()))
+        if name in own or name == PROGRAM or (name in IGNORED and name != SALT):
+            continue
+        if value is not None and value not in neutral and _without_nulls(value) not in neutral:
+            found[name] = value
+        del fields[name]
+    return found
 
 
 def _without_nulls(value: Any) -> Any:

@@ -133,6 +133,10 @@ class GenerationRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True,
     already requests of one prompt are a family without it.
     """
 
+    attachments: dict[str, Any] | None = None
+    """Further fields that go to servers unread with each chunk, where engines are servers; a field of Seer's.
+    """
+
     def tops(self, controls: Collection[str]) -> int | None:
         """Return how many of the most probable tokens are wanted for each token, of engines with these."""
         return self.top_logprobs
@@ -379,6 +383,8 @@ def records(
     common["max_tokens"] = asked.most_tokens
     common["top_logprobs"], common["prompt_logprobs"] = asked.tops(controls), asked.of_prompt
     common["structured_outputs"] = asked.form
+    if asked.attachments:
+        common["attachments"] = asked.attachments
     if asked.family is not None:
         common["family"] = asked.family
     if asked.priority is not None:

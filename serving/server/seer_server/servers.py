@@ -7,9 +7,10 @@ are ended, and Seer sends no more until the call that ends it.  So no response h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from enum import Enum
+from itertools import count
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import parse_qs
 
@@ -17,8 +18,9 @@ import attrs
 import msgspec
 import structlog
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from seer_core.errors import EngineError
 from seer_server.broker import BusyError, RolloutBroker
@@ -54,8 +56,23 @@ class ServedEngine(Protocol):
     """Where the server is."""
 
     @property
+    def kind(self) -> str:
+        """The kind of the server: ``vllm`` or ``sglang``."""
+        ...
+
+    @property
     def served_model(self) -> str:
         """The name by which it serves the model; empty until it has been asked."""
+        ...
+
+    async def close_calls(self) -> None:
+        """End the connections of calls."""
+        ...
+
+    def opened(
+        self, method: str, path: str, body: bytes | None, kind: str = JSON
+    ) -> AbstractAsyncContextManager[tuple[int, str, AsyncIterator[bytes]]]:
+        """As ``call``, but yield the body of the answer in pieces, as they come."""
         ...
 
     async def call(
@@ -72,15 +89,15 @@ class ServedEngine(Protocol):
 class Effect(Enum):
     """The effect of a call on the responses that are under way."""
 
-    NONE = "is asked"
-    CACHES = "drops caches"
-    PAUSE = "pauses until RESUME"
-    RESUME = "ends PAUSE"
-    SLEEP = "sleeps until WAKE"
-    WAKE = "ends SLEEP"
-    BEGIN = "begins a change of weights that END ends"
-    WEIGHTS = "changes weights"
-    END = "ends BEGIN"
+    NONE = "none on responses"
+    CACHES = "chunks under way end"
+    PAUSE = "chunks under way end, and none is sent"
+    RESUME = "chunks are sent again"
+    SLEEP = "as a pause"
+    WAKE = "as the end of a pause"
+    BEGIN = "no request is taken until the end of the change"
+    WEIGHTS = "no request is taken meanwhile"
+    END = "requests are taken again"
 
 
 class ControlCall(NamedTuple):
@@ -175,6 +192,8 @@ class ControlCalls:
     """Routes of control calls; ``reasons`` say why no chunks are sent, as far as owners have asked for it."""
 
     broker: RolloutBroker
+    off: bool = False
+    """Whether Seer schedules nothing, so that there is nothing to hold."""
     reasons: set[str] = attrs.Factory(set)
     _turn: asyncio.Lock = attrs.Factory(asyncio.Lock)
     _exclusive: AsyncExitStack | None = None
@@ -184,6 +203,7 @@ class ControlCalls:
     _briefly: bool = False
     """Whether it is paused for this call."""
     _changed: bool = False
+    _next: Iterator[int] = attrs.Factory(count)
     _free: asyncio.Event = attrs.Factory(asyncio.Event)
 
     @property
@@ -196,10 +216,27 @@ class ControlCalls:
         """The name by which servers serve the model; empty where there are none."""
         return next((each.served_model for each in self.servers if each.served_model), "")
 
+    def attaches(self, kind: str) -> bool:
+        """Return whether fields that Seer does not have can go to servers of a kind unread."""
+        servers = self.servers if self.broker.runtime.model.takes_attachments else []
+        return bool(servers) and all(each.kind == kind for each in servers)
+
+    async def serves(self, name: str) -> bool:
+        """Return whether the first server that answers lists a model or an adapter of this name."""
+        for server in self.servers:
+            with suppress(EngineError, msgspec.DecodeError, KeyError, TypeError):
+                _, _, body = await server.call("GET", "/v1/models", None, limit_s=LOOK_S)
+                return name in [each["id"] for each in msgspec.json.decode(body)["data"]]
+        return False
+
     @property
     def held(self) -> bool:
         """Whether requests wait until owners let them be taken."""
         return self._exclusive is not None
+
+    async def close(self) -> None:
+        """End the connections to servers that were never started as engines."""
+        await asyncio.gather(*(each.close_calls() for each in self.servers))
 
     async def free(self) -> None:
         """Wait until owners let requests be taken."""
@@ -217,16 +254,40 @@ class ControlCalls:
         query = request.url.query
         async with self._turn:
             servers = await self._having(call.method, path)
-            before = self._before(call.effect, path, parse_qs(query), _fields(body))
-            await unless_disconnected(request, before)
+            if not self.off:
+                before = self._before(call.effect, path, parse_qs(query), _fields(body))
+                await unless_disconnected(request, before)
             done = False
             try:
                 kind = request.headers.get("content-type", JSON)
                 answers = await self._pass_on(servers, call.method, path, query, body, kind)
                 answer, done = _one_answer(call, servers, answers)
             finally:
-                await self._after(call.effect, parse_qs(query, keep_blank_values=True), _fields(body), done)
+                if not self.off:
+                    await self._after(
+                        call.effect, parse_qs(query, keep_blank_values=True), _fields(body), done
+                    )
             return answer
+
+    async def pass_on(self, request: Request) -> Response:
+        """Pass any other request on to the next server, and its answer back, both untouched."""
+        body = await _read(request)
+        servers = self.servers
+        query = request.url.query
+        place = f"{request.url.path}?{query}" if query else request.url.path
+        kind = request.headers.get("content-type", JSON)
+        failure: EngineError | None = None
+        for _ in servers:
+            server = servers[next(self._next) % len(servers)]
+            stack = AsyncExitStack()
+            try:
+                answer = server.opened(request.method, place, body or None, kind)
+                status, kind, found = await stack.enter_async_context(answer)
+            except EngineError as error:
+                failure = error
+                continue
+            return _Passed(found, stack, status, kind)
+        raise Refused(503, f"no server answers: {failure}")
 
     # The servers.
 
@@ -385,6 +446,21 @@ class ControlCalls:
                         log.info("weights_changed_by_owner", version=version)
         finally:
             self._free.set()
+
+
+class _Passed(StreamingResponse):
+    """An answer of a server's in pieces; its connection ends with the client's."""
+
+    def __init__(
+        self, pieces: AsyncIterator[bytes], connection: AsyncExitStack, status: int, kind: str
+    ) -> None:
+        super().__init__(pieces, status, {"Content-Type": kind})
+        self._connection = connection
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the pieces."""
+        async with self._connection:
+            await super().__call__(scope, receive, send)
 
 
 async def _read(request: Request) -> bytes:

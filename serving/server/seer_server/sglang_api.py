@@ -13,7 +13,7 @@ from seer_core.model import StructuredOutputs
 from seer_core.model.sampling import MOST_TOP_LOGPROBS
 from seer_core.ports.engine import Tokenizer
 from seer_server.answers import Answer, Part
-from seer_server.neutral import FieldError, own_fields
+from seer_server.neutral import FieldError, attached_fields, own_fields
 from seer_server.protocol import CompletionRequest, convert
 
 __all__ = ["SglangAnswer", "SglangRequest", "SglangSampling", "parse_sglang"]
@@ -100,7 +100,7 @@ class SglangSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         found["seed"] = self.sampling_seed
         if self.logit_bias is not None:
             found["logit_bias"] = self.logit_bias
-        forms = {
+        forms: dict[str, Any] = {
             "json": self.json_schema,
             "regex": self.regex,
             "grammar": self.ebnf,
@@ -138,6 +138,10 @@ class SglangRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The group's label ``priority``, as in completions."""
     timeout_s: float | None = None
     """Responses that are not over so long after their submission are aborted; a field of Seer's."""
+    attachments: dict[str, Any] | None = None
+    """Further fields that go to servers unread. In front of SGLang's servers all fields are that which Seer
+    does not have, those of ``sampling_params`` among them.
+    """
 
     @property
     def single(self) -> bool:
@@ -154,8 +158,8 @@ class SglangRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         """
         if (self.input_ids is None) == (self.text is None):
             raise FieldError("give either input_ids or text", "input_ids")
-        names = ("stream", "group", "trajectory", "family", "priority", "timeout_s")
-        fields = {name: getattr(self, name) for name in names}
+        names = "stream group trajectory family priority timeout_s attachments"
+        fields = {name: getattr(self, name) for name in names.split()}
         fields["prompt"] = self.text if self.input_ids is None else self.input_ids
         if self.return_logprob:
             fields["logprobs"] = fields["top_logprobs"] = self.top_logprobs_num or 0
@@ -166,13 +170,25 @@ class SglangRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise FieldError(f"sampling_params: {error}", "sampling_params") from None
 
 
-def parse_sglang(body: bytes) -> SglangRequest:
-    """Read a request.
+def parse_sglang(body: bytes, *, attaches: bool = False) -> SglangRequest:
+    """Read a request; where it ``attaches``, fields that Seer does not have become attachments.
 
     Raises:
         PromptError: it is none, or asks for what Seer does not do.
     """
-    return convert(body, SglangRequest, "SGLang's generate", _own)
+    return convert(body, SglangRequest, "SGLang's generate", _attaching if attaches else _own)
+
+
+def _attaching(fields: dict[str, Any]) -> dict[str, Any]:
+    found = attached_fields(fields, SglangRequest.__struct_fields__, NEUTRAL)
+    if isinstance(sampling := fields.get("sampling_params"), dict):
+        inner = attached_fields(sampling, SglangSampling.__struct_fields__, NEUTRAL_SAMPLING)
+        if inner:
+            found["sampling_params"] = inner
+    own = _own(fields)
+    if found:
+        own["attachments"] = found | (own.get("attachments") or {})
+    return own
 
 
 def _own(fields: dict[str, Any]) -> dict[str, Any]:
@@ -219,6 +235,7 @@ class SglangAnswer(Answer):
         tokens = self._tokens.setdefault(index, [])
         tokens += part.token_ids
         meta: dict[str, Any] = {
+            **part.attachments,
             "id": self.id,
             "finish_reason": _ended(part, len(tokens)),
             "prompt_tokens": self._prompt_length.get(index, 0),

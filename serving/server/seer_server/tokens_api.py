@@ -15,7 +15,7 @@ from seer_core.model.arrays import LEAST_LOGPROB
 from seer_core.model.sampling import MOST_TOP_LOGPROBS
 from seer_core.ports.engine import Tokenizer
 from seer_server.answers import Answer, Part
-from seer_server.neutral import own_fields
+from seer_server.neutral import attached_fields, own_fields
 from seer_server.protocol import CompletionRequest, StreamOptions, convert
 
 __all__ = ["TokensAnswer", "TokensRequest", "TokensSampling", "parse_tokens"]
@@ -94,33 +94,40 @@ class TokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The family of the request, as in completions."""
     request_id: str | None = None
     """The id by which the request can be aborted, and that the answer has."""
+    attachments: dict[str, Any] | None = None
+    """Further fields that go to servers unread, as in completions. In front of vLLM's servers all fields are
+    that which Seer does not have, those of ``sampling_params`` among them: images, adapters, and so on.
+    """
 
     def completion(self) -> CompletionRequest:
         """Return the same request as one for completions."""
-        names = (
-            "model",
-            "stream",
-            "stream_options",
-            "group",
-            "trajectory",
-            "priority",
-            "timeout_s",
-            "family",
-        )
-        fields = {name: getattr(self, name) for name in names}
+        names = "model stream stream_options group trajectory priority timeout_s family attachments"
+        fields = {name: getattr(self, name) for name in names.split()}
         sampling = {name: getattr(self.sampling_params, name) for name in TokensSampling.__struct_fields__}
         if sampling["logprobs"] is not None:
             sampling["top_logprobs"] = sampling["logprobs"] if sampling["logprobs"] > 1 else 0
         return CompletionRequest(prompt=self.token_ids, **fields, **sampling)
 
 
-def parse_tokens(body: bytes) -> TokensRequest:
-    """Read a request.
+def parse_tokens(body: bytes, *, attaches: bool = False) -> TokensRequest:
+    """Read a request; where it ``attaches``, fields that Seer does not have become attachments.
 
     Raises:
         PromptError: it is none, or asks for what Seer does not do.
     """
-    return convert(body, TokensRequest, "tokens", _own)
+    return convert(body, TokensRequest, "tokens", _attaching if attaches else _own)
+
+
+def _attaching(fields: dict[str, Any]) -> dict[str, Any]:
+    found = attached_fields(fields, TokensRequest.__struct_fields__, NEUTRAL)
+    if isinstance(sampling := fields.get("sampling_params"), dict):
+        inner = attached_fields(sampling, TokensSampling.__struct_fields__, NEUTRAL_SAMPLING | OF_TEXT)
+        if inner:
+            found["sampling_params"] = inner
+    own = _own(fields)
+    if found:
+        own["attachments"] = found | (own.get("attachments") or {})
+    return own
 
 
 def _own(fields: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +187,7 @@ class TokensAnswer(Answer):
             choice["text"] = part.text
         if self._tokens.sampling_params.logprobs is not None:
             choice["logprobs"] = self.chat_logprobs(part) if text else _logprobs_by_id(part)
-        return choice
+        return {**part.attachments, **choice}
 
 
 def _logprobs_by_id(part: Part) -> dict[str, Any]:

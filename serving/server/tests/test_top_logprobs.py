@@ -86,7 +86,8 @@ def test_completions_have_them_by_their_words_and_the_sampled_one_with_them(ask)
     [choice] = ask("v1/completions", prompt=PROMPT, logprobs=4)
     assert choice["logprobs"]["top_logprobs"][2] == {"h": -0.5, "i": -1.5}  # two more have its word
     [choice] = ask("v1/completions", prompt=PROMPT, logprobs=0)
-    assert choice["logprobs"]["top_logprobs"] is None
+    own = zip(choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"], strict=True)
+    assert choice["logprobs"]["top_logprobs"] == [{word: score} for word, score in own]
     [choice] = ask("v1/completions", prompt=PROMPT)
     assert choice["logprobs"] is None
 

@@ -1,0 +1,193 @@
+"""The scheduler in front of servers fails, stalls, is off, or is compared: the servers write without it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+from seer_context_sched.prioritizer import ContextAware
+from seer_server import make_app
+from seer_server.broker import Trust
+from seer_session.runtime import Runtime
+
+from seer_core.errors import ConfigError
+from seer_core.plugins.config import make_config
+from seer_core.plugins.loading import fill_slots
+from tests.support.eventually import eventually
+
+PATIENCE_S = 60
+PROMPT = [1, 2, 3, 4, 5]
+
+
+class Fault:
+    """A strategy that fails, or says that nothing waits, from a number of its decisions on."""
+
+    def __init__(self) -> None:
+        self.kind = ""
+        self.after = 0
+
+
+@pytest.fixture
+def fault(monkeypatch):
+    found = Fault()
+    take, peek = ContextAware.take, ContextAware.peek
+
+    def taken(self, request):
+        if found.kind == "fails":
+            found.after -= 1
+            if found.after < 0:
+                raise ValueError("it has lost its queue")
+        take(self, request)
+
+    monkeypatch.setattr(ContextAware, "take", taken)
+    monkeypatch.setattr(ContextAware, "peek", lambda self: None if found.kind == "stalls" else peek(self))
+    return found
+
+
+@pytest.fixture
+def front(fake, serving, tmp_path):
+    """Return a function that makes a server in front of two stand-ins, and these."""
+
+    def make(off: bool = False, **trust: Any):
+        fakes = [fake() for _ in range(2)]
+        config = make_config(
+            {
+                "seer": {"engine": "remote", "plugins": ["divided_rollout", "context_sched"]},
+                "plugin": {"divided_rollout": {"chunk_tokens": 16}},
+                "engine": {"remote": {"urls": [each.url for each in fakes], "poll_s": 0.05}},
+            },
+            base_dir=tmp_path,
+            origin="a test",
+        )
+
+        def anew(observers):
+            return fill_slots(config).with_observer(*observers)
+
+        runtime = partial(Runtime.from_config, config)
+        app = make_app(runtime, trust=Trust(**trust, make_strategies=anew), off=off)
+        return serving.Served(app), fakes
+
+    return make
+
+
+def generate(served, **fields):
+    body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 64, "seed": 7, "n": 3}} | fields
+    return httpx.post(f"{served.url}/inference/v1/generate", json=body, timeout=PATIENCE_S)
+
+
+def choices(answer):
+    assert answer.status_code == 200, answer.text
+    return [each["token_ids"] for each in answer.json()["choices"]]
+
+
+def figure(served, name):
+    lines = httpx.get(f"{served.url}/metrics").text.splitlines()
+    return float(next(line.split()[-1] for line in lines if line.startswith(f"seer_{name} ")))
+
+
+def test_a_scheduler_that_fails_in_mid_step_costs_no_response_and_begins_anew(front, fault):
+    served, _ = front(most_fallbacks=100)
+    with served:
+        wanted = choices(generate(served))
+        fault.kind, fault.after = "fails", 5
+        marked = generate(served)
+        assert choices(marked) == wanted
+        written = int(marked.headers["X-Seer-Fallback"])
+        assert 0 < written <= 3
+        assert figure(served, "fallback_responses") == written
+        fault.kind = ""
+        again = generate(served)
+        assert choices(again) == wanted
+        assert "X-Seer-Fallback" not in again.headers
+
+
+def test_a_stream_goes_on_where_the_scheduler_has_failed(front, fault):
+    served, _ = front(most_fallbacks=100)
+    with served:
+        wanted = choices(generate(served))
+        fault.kind, fault.after = "fails", 5
+        lines = generate(served, stream=True).text.split("\n\n")
+    found: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for line in lines[:-2]:
+        for each in httpx.Response(200, text=line.removeprefix("data: ")).json()["choices"]:
+            found[each["index"]] += each["token_ids"]
+    assert list(found.values()) == wanted
+
+
+def test_no_more_responses_than_the_limit_are_written_without_it(front, fault):
+    served, _ = front(most_fallbacks=2)
+    with served:
+        fault.kind = "fails"
+        answer = generate(served)
+        assert answer.status_code == 503
+        assert "has failed" in answer.json()["error"]["message"]
+
+
+def test_without_a_limit_a_failure_is_one(front, fault):
+    served, _ = front()
+    with served:
+        fault.kind = "fails"
+        assert generate(served).status_code == 503
+
+
+def test_a_scheduler_that_sends_nothing_has_failed_after_a_while(front, fault):
+    served, _ = front(most_fallbacks=100, stall_s=0.5)
+    with served:
+        wanted = choices(generate(served))
+        fault.kind = "stalls"
+        marked = generate(served)
+        assert (choices(marked), marked.headers["X-Seer-Fallback"]) == (wanted, "3")
+        fault.kind = ""
+        assert "X-Seer-Fallback" not in generate(served).headers
+
+
+def test_a_canary_counts_what_differs_and_stops_the_scheduler(front):
+    served, fakes = front(most_fallbacks=100, canary=2, canary_stop=1)
+    with served:
+        generate(served)
+        eventually(lambda: figure(served, "canary_compared") == 2)
+        assert figure(served, "canary_different") == 0
+        httpx.post(f"{served.url}/v1/sleep", json={})
+        httpx.post(f"{served.url}/v1/wake", json={})
+        generate(served)
+        assert figure(served, "canary_compared") == 2  # of one version
+    served, fakes = front(most_fallbacks=100, canary=2, canary_stop=1)
+    with served:
+        for each in fakes:
+            each.noise = "free"
+        assert "X-Seer-Fallback" not in generate(served).headers
+        eventually(lambda: figure(served, "canary_different") > 0)
+        assert generate(served).headers["X-Seer-Fallback"] == "3"
+
+
+def test_switched_off_requests_go_to_the_servers_in_turn_untouched(front):
+    served, fakes = front(off=True)
+    asked = []
+
+    async def control(server, request):
+        if request.path != "/anything":
+            return None
+        asked.append((server, request.query_string, await request.read()))
+        return web.Response(body=b"\x00raw", content_type="text/odd", status=201)
+
+    for each in fakes:
+        each.control = partial(control, each)
+    with served:
+        for _ in range(2):
+            answer = httpx.post(f"{served.url}/anything?a=b", content=b'{"unread": 1}')
+            assert (answer.status_code, answer.content) == (201, b"\x00raw")
+            assert answer.headers["content-type"] == "text/odd"
+        assert [server for server, *_ in asked] == fakes
+        assert {each[1:] for each in asked} == {("a=b", b'{"unread": 1}')}
+        assert httpx.get(f"{served.url}/v1/models").json()["data"][0]["id"] == "tiny"
+        fakes[0].kill()
+        assert all(httpx.get(f"{served.url}/version").status_code == 200 for _ in range(2))
+
+
+def test_there_must_be_servers_to_pass_requests_on_to(serving, tmp_path):
+    config = make_config(serving.TABLES, base_dir=tmp_path, origin="a test")
+    with pytest.raises(ConfigError, match="SEER=off"):
+        make_app(partial(Runtime.from_config, config), off=True)
