@@ -353,3 +353,25 @@ def test_sglang_s_form_has_the_same_tokens(front):
         assert pieces[-1]["output_ids"] == wanted
         assert lines[-2] == "data: [DONE]"
         assert call(served, "/generate", {"sampling_params": how}).status_code == 400
+
+
+def test_fields_that_seer_does_not_have_go_to_the_servers_and_come_back(front):
+    served, owners = front()
+
+    def answer(body):
+        body["choices"][0]["routed_experts"] = "AAAA"
+        return body
+
+    with served:
+        for each in owners:
+            each.server.spoil = answer
+        features = {"mm_hashes": {"image": ["a"]}}
+        how = {"max_tokens": 32, "seed": 7, "thinking_token_budget": 5}
+        found = generate(served, features=features, sampling_params=how)
+        assert found.json()["choices"][0]["routed_experts"] == "AAAA"
+        assert tokens(found) == tokens(generate(served))
+    sent = [each for owner in owners for each in owner.server.requests if "features" in each]
+    assert len(sent) == 2
+    for each in sent:
+        assert each["features"] == features
+        assert each["sampling_params"]["thinking_token_budget"] == 5
