@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import attrs
+
 from seer_core.model import PromptGroup
+from seer_core.plugins.config import Config
+from seer_core.plugins.loading import fill_slots
 from seer_core.ports.environment import Environment
 from seer_core.ports.extension import MakeExtender
 from seer_core.ports.journal import Journal
+from seer_core.ports.policy import Observer
 from seer_core.runtime.driver import Driver
 from seer_core.runtime.rollout import Rollout
 from seer_session.environments import EnvironmentCalls
@@ -53,6 +58,23 @@ class Runtime(Driver):
             named=rollout.named if rollout is not None and rollout.open else None,
             most_tokens=min(longest, room) if fitting else None,
         )
+
+    async def renew_strategies(self, config: Config, observers: Sequence[Observer] = ()) -> None:
+        """Use fresh strategies of its configuration; these observers see rollouts then.
+
+        It is the remedy after a rollout that failed midway, which leaves strategies in an undefined state.
+        Engines go on as they are, with their weights; but they start anew where the drafter fills another
+        slot too.
+
+        Raises:
+            SeerError: something else is under way.
+            ConfigError, PluginError: as when the runtime was made.
+        """
+        fresh = fill_slots(config).with_observer(*observers)
+        if not fresh.shares_drafter:
+            # Engines start anew with another drafter, even an equal one.
+            fresh = attrs.evolve(fresh, drafter=self.drafter)
+        await self.use(fresh)
 
     def rollout(
         self,

@@ -11,14 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import attrs
-
 from seer_core.error_origin import describe_error
 from seer_core.errors import SeerError
 from seer_core.model import Completion
 from seer_core.model.results import RolloutResult
 from seer_core.plugins.config import Config, load_config
-from seer_core.plugins.loading import fill_slots
 from seer_core.ports.environment import Environment
 from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
@@ -217,22 +214,9 @@ class Session:
             return self._call(self.runtime.weights_changed(version), finish=True)
 
     def reset_strategies(self) -> None:
-        """Replace the strategies by fresh ones of the same configuration.
-
-        It is the remedy after a rollout that failed midway, which leaves strategies in an undefined state.
-        Engines go on as they are, with their weights; but they start anew where the drafter fills another
-        slot too.
-
-        Raises:
-            SeerError: something else is under way.
-            ConfigError, PluginError: as when the session was made.
-        """
+        """Replace the strategies by fresh ones; see ``Runtime.renew_strategies``."""
         with self._use("renewing its strategies"):
-            fresh = fill_slots(self._config).with_observer(*self._observers)
-            if not fresh.shares_drafter:
-                # Engines start anew with another drafter, even an equal one.
-                fresh = attrs.evolve(fresh, drafter=self.runtime.drafter)
-            self._call(self.runtime.use(fresh), finish=True)
+            self._call(self.runtime.renew_strategies(self._config, self._observers), finish=True)
 
     def sleep(self) -> int:
         """Let all instances give memory back until ``wake``; return the bytes; see ``Runtime.sleep``.

@@ -15,7 +15,6 @@ from seer_session.runtime import Runtime
 
 from seer_core.errors import ConfigError
 from seer_core.plugins.config import make_config
-from seer_core.plugins.loading import fill_slots
 from tests.support.eventually import eventually
 
 PATIENCE_S = 60
@@ -63,11 +62,11 @@ def front(fake, serving, tmp_path):
             origin="a test",
         )
 
-        def anew(observers):
-            return fill_slots(config).with_observer(*observers)
+        async def renew(runtime, observers):
+            await runtime.renew_strategies(config, observers)
 
         runtime = partial(Runtime.from_config, config)
-        app = make_app(runtime, trust=Trust(**trust, make_strategies=anew), off=off)
+        app = make_app(runtime, trust=Trust(**trust, renew=renew), off=off)
         return serving.Served(app), fakes
 
     return make

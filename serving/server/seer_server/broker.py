@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -30,7 +30,6 @@ from seer_core.model.events import (
     RolloutPaused,
     RolloutResumed,
 )
-from seer_core.plugins.loading import Strategies
 from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
 from seer_core.runtime.rollout import Rollout
@@ -89,8 +88,8 @@ class Trust:
     """Responses of each version of the weights that are written again, whole on one server."""
     canary_stop: int = 0
     """After so many that differ it is not used any more; 0 is never."""
-    make_strategies: Callable[[Sequence[Observer]], Strategies] | None = None
-    """Makes strategies that begin anew after a failure."""
+    renew: Callable[[Runtime, Sequence[Observer]], Awaitable[None]] | None = None
+    """Has a runtime begin anew with fresh strategies after a failure."""
 
 
 @attrs.define(eq=False)
@@ -288,13 +287,13 @@ class RolloutBroker(Observer):
 
     async def recover(self) -> None:
         """Try again with a scheduler that begins anew, once the responses of before are over."""
-        make = self.trust.make_strategies
-        if make is None or self._failure is None or self._going_on or not self.runtime.alive:
+        renew = self.trust.renew
+        if renew is None or self._failure is None or self._going_on or not self.runtime.alive:
             return
         async with self._recovering:
             if self._failure is None or self._going_on:
                 return
-            await self.runtime.use(make(self._observers))
+            await renew(self.runtime, self._observers)
             log.info("scheduler_begins_anew", after=str(self._failure))
             self._failure, self._rollout = None, None
             self._left.clear()

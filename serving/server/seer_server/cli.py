@@ -23,7 +23,6 @@ from seer_session.runtime import Runtime
 
 from seer_core.errors import ConfigError, quote
 from seer_core.plugins.config import Config
-from seer_core.plugins.loading import Strategies, fill_slots
 from seer_core.ports.policy import Observer
 from seer_server.app import make_app
 from seer_server.broker import Trust
@@ -193,7 +192,7 @@ def serve_command(
             model,
             token,
             most_requests,
-            trust=Trust(most_fallbacks, stall_s, canary, canary_stop, partial(_make_strategies, config)),
+            trust=Trust(most_fallbacks, stall_s, canary, canary_stop, partial(_renew, config)),
             off=_is_off(),
             open_completions=open_completions,
             weight_roots=weight_roots,
@@ -237,8 +236,8 @@ def _is_off() -> bool:
     return switch == "off"
 
 
-def _make_strategies(config: Config, observers: Sequence[Observer]) -> Strategies:
-    return fill_slots(config).with_observer(*observers)
+async def _renew(config: Config, runtime: Runtime, observers: Sequence[Observer]) -> None:
+    await runtime.renew_strategies(config, observers)
 
 
 def _make_runtime(config: Config, observers: Sequence[Observer]) -> Runtime:

@@ -26,7 +26,7 @@ from seer_core.errors import EngineError
 from seer_server.broker import BusyError, RolloutBroker
 from seer_server.http import Refused, pieces, unless_disconnected
 
-__all__ = ["CONTROL_CALLS", "ControlCalls", "ControlRoute", "ServedEngine"]
+__all__ = ["CONTROL_CALLS", "ControlCalls", "ControlRoute", "ControlledServer"]
 
 log = structlog.get_logger("seer")
 
@@ -48,7 +48,7 @@ MISSING = 404
 
 
 @runtime_checkable
-class ServedEngine(Protocol):
+class ControlledServer(Protocol):
     """The further methods of an ``InstanceClient`` over a server that takes calls of its owner's."""
 
     id: str
@@ -207,9 +207,9 @@ class ControlCalls:
     _free: asyncio.Event = attrs.Factory(asyncio.Event)
 
     @property
-    def servers(self) -> list[ServedEngine]:
+    def servers(self) -> list[ControlledServer]:
         """The servers, in the order of the config."""
-        return [each for each in self.broker.runtime.engines.values() if isinstance(each, ServedEngine)]
+        return [each for each in self.broker.runtime.engines.values() if isinstance(each, ControlledServer)]
 
     @property
     def served_model(self) -> str:
@@ -291,7 +291,7 @@ class ControlCalls:
 
     # The servers.
 
-    async def _having(self, method: str, path: str) -> list[ServedEngine]:
+    async def _having(self, method: str, path: str) -> list[ControlledServer]:
         """Return the servers that answer.
 
         Raises:
@@ -300,7 +300,7 @@ class ControlCalls:
         servers = self.servers
         looks = [each.call("OPTIONS", path, None, limit_s=LOOK_S) for each in servers]
         answers = await asyncio.gather(*looks, return_exceptions=True)
-        found: list[ServedEngine] = []
+        found: list[ControlledServer] = []
         failure: BaseException | None = None
         for server, answer in zip(servers, answers, strict=True):
             if isinstance(answer, BaseException):
@@ -322,7 +322,7 @@ class ControlCalls:
 
     async def _pass_on(
         self,
-        servers: Sequence[ServedEngine],
+        servers: Sequence[ControlledServer],
         method: str,
         path: str,
         query: str,
@@ -486,7 +486,7 @@ def _fields(body: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-async def _with_ranks(servers: Sequence[ServedEngine], path: str, body: bytes) -> list[bytes]:
+async def _with_ranks(servers: Sequence[ControlledServer], path: str, body: bytes) -> list[bytes]:
     """Return a body for each server: its ranks in a group for weights stand behind those before it."""
     same = [body] * len(servers)
     if path not in ("/init_weight_transfer_engine", "/init_weights_update_group") or len(servers) < 2:
@@ -502,7 +502,7 @@ async def _with_ranks(servers: Sequence[ServedEngine], path: str, body: bytes) -
     return bodies
 
 
-async def _ranks(server: ServedEngine, path: str) -> int:
+async def _ranks(server: ControlledServer, path: str) -> int:
     """Return how many workers a server has."""
     vllm = path == "/init_weight_transfer_engine"
     status, _, body = await server.call("GET", "/get_world_size" if vllm else "/server_info", None)
@@ -517,7 +517,7 @@ async def _ranks(server: ServedEngine, path: str) -> int:
 
 
 def _one_answer(
-    call: ControlCall, servers: Sequence[ServedEngine], answers: Sequence[tuple[int, str, bytes]]
+    call: ControlCall, servers: Sequence[ControlledServer], answers: Sequence[tuple[int, str, bytes]]
 ) -> tuple[Response, bool]:
     """Return the answer that stands for those of all servers, and whether none is an error's."""
     for server, (status, kind, body) in zip(servers, answers, strict=True):
