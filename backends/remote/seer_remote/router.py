@@ -15,7 +15,7 @@ from seer_remote.dialect import read
 __all__ = ["list_servers"]
 
 
-class Worker(Struct):
+class RoutedServer(Struct):
     """A server of the router's."""
 
     url: str
@@ -24,7 +24,7 @@ class Worker(Struct):
 class Workers(Struct):
     """Answer of ``/workers``."""
 
-    workers: list[Worker]
+    workers: list[RoutedServer]
 
 
 class Urls(Struct):

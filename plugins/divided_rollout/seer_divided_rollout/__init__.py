@@ -6,7 +6,6 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from seer_core.errors import ConfigError, quote
-from seer_core.plugins.config import nearest
 from seer_core.plugins.config_types import MOST, NotNegative, Share
 from seer_core.plugins.discovery import offered
 from seer_core.plugins.hookspecs import Startup, hookimpl
@@ -77,7 +76,7 @@ def _scorer(name: str) -> Scorer:
     if name not in found:
         raise ConfigError(
             f"[plugin.divided_rollout.scorers]: no installed distribution offers {quote(name)}"
-            f"{nearest(name, [SPEED, *found])}"
+            f"; known: {', '.join(sorted([SPEED, *found]))}"
         )
     scorer: Scorer = found[name].load()
     return scorer
