@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+from seer_worker.served import ServedCost
 
 from seer_core.errors import EngineError
 from seer_core.model.arrays import PromptLogprobs, TopLogprobs
@@ -97,6 +98,8 @@ class ServerChunk(msgspec.Struct):
     """The log-probs of the prompt, where the sampling asks for them."""
     attachments: dict[str, Any] = {}
     """The fields of its answer that Seer has none for, where the prompt has attachments."""
+    cost: ServedCost = ServedCost()
+    """What Seer's half in the server has counted of it; ``cached_tokens`` has its pool's tokens, too."""
 
 
 class Dialect(Protocol):

@@ -535,13 +535,18 @@ class RemoteInstance:
                 f"its weights have changed from {self._label!r} to {found} in the midst of a rollout"
             )
         context, tokens = len(job.token_ids), len(written.token_ids)
-        cached = min(written.cached_tokens, context - 1)
+        cached, cost = min(written.cached_tokens, context - 1), written.cost
+        pooled = min(cost.pool_tokens, cached)
         return ChunkOutput(
             job_id=job.id,
             token_ids=Tokens(written.token_ids),
             logprobs=Logprobs(written.logprobs),
             stopped=written.ended == "stop",
-            cached_tokens=cached,
+            cached_tokens=cached - pooled,
+            pool_tokens=pooled,
+            steps=cost.steps,
+            drafted_at=cost.drafted_at,
+            accepted_at=cost.accepted_at,
             prefilled_tokens=context - cached,
             computed_tokens=context - cached + tokens - 1,
             preemptions=0,

@@ -64,6 +64,7 @@ class SeerServer:
         self._spec: StoreSpec | None = None
         self._wired: KVPool | None = None
         self._queue: list[Any] = []
+        self._sending = asyncio.Lock()
         self._sender: asyncio.Task[None] | None = None
         self._sink: InstanceSink | None = None
 
@@ -149,8 +150,7 @@ class SeerServer:
         """Send what waits, and take in what the server has to report."""
         if not self.attached:
             return
-        messages, self._queue = self._queue, []
-        answer = self._answer = await self._send(messages)
+        answer = self._answer = await self._send([])
         if answer.rejection is not None:
             self.attached = False
             reason = f"the server is attached no more: {answer.rejection}"
@@ -166,7 +166,6 @@ class SeerServer:
     async def detach(self) -> None:
         """Have the server close what it has of this run; one that does not answer does so by itself."""
         if self.attached:
-            self._queue.clear()
             with suppress(Unreachable, RefusedCall, Malformed):
                 await self._send([Detach()], LEAVE_S)
 
@@ -220,9 +219,12 @@ class SeerServer:
                 log.warning("server_not_reached", instance=self._id, error=str(error))
                 return
 
-    async def _send(self, messages: list[Any], limit_s: float = 60.0) -> ServedAnswer:
-        call = msgspec.to_builtins(ServedCall(self._driver, messages))
-        return read(ServedAnswer, await self._connection.post(CALL, call, limit_s), CALL)
+    async def _send(self, more: list[Any], limit_s: float = 60.0) -> ServedAnswer:
+        """Send what waits and ``more``, after all that was sent before."""
+        async with self._sending:
+            messages, self._queue = [*self._queue, *more], []
+            call = msgspec.to_builtins(ServedCall(self._driver, messages))
+            return read(ServedAnswer, await self._connection.post(CALL, call, limit_s), CALL)
 
     def _note(self, note: Mapping[str, int]) -> None:
         self._put(PoolMessage(dict(note)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct, field
-from seer_worker.served import JOB, job_argument
+from seer_worker.served import JOB, ServedCost, ServedParameters, job_argument
 
 from seer_core.model.arrays import LEAST_LOGPROB, Logprobs, PromptLogprobs, TopLogprobs
 from seer_core.ports.engine import ChunkJob
@@ -175,6 +175,7 @@ class VllmGenerated(Struct):
     choices: list[VllmChoice]
     usage: Usage | None = None
     prompt_logprobs: list[dict[str, Ranked] | None] | None = None
+    kv_transfer_params: ServedParameters | None = None
 
 
 class TokenLogprobs(Struct):
@@ -199,6 +200,7 @@ class Completed(Struct):
     id: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
+    kv_transfer_params: ServedParameters | None = None
 
 
 class Vllm:
@@ -289,6 +291,7 @@ class Vllm:
                 tuple(each.version for each in choice.weight_versions or ()),
                 _of_prompt(job, answer.prompt_logprobs),
                 _unread(returned) if job.attachments else {},
+                _cost(answer.kv_transfer_params),
             )
         body = how | {
             "request_id": name,
@@ -315,6 +318,7 @@ class Vllm:
             _most_probable(width, pairs),
             prompt_logprobs=_of_prompt(job, response.prompt_logprobs),
             attachments=_unread(returned) if job.attachments else {},
+            cost=_cost(found.kv_transfer_params),
         )
 
     async def end(self, names: Sequence[str]) -> None:
@@ -466,6 +470,10 @@ def _token(name: str) -> int:
     if not digits.isdigit():
         raise Malformed(f"it names a token {name!r}, not by its id")
     return int(digits)
+
+
+def _cost(parameters: ServedParameters | None) -> ServedCost:
+    return (None if parameters is None else parameters.seer) or ServedCost()
 
 
 def _cached(usage: Usage | None) -> int:

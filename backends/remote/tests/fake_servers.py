@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
 from aiohttp import web
+from seer_worker.served import CALL, INFO, ServedAnswer, ServedCall, ServedInfo
 
 from tests.support.ports import reserved_port
 
@@ -41,6 +43,10 @@ class FakeVllm:
         self.processed = False
         """Whether its log-probs are those after temperature and cuts."""
         self.kv = True
+        self.seer: ServedInfo | None = None
+        """What Seer's half in it says, if it has one."""
+        self.answer: Callable[[ServedCall], ServedAnswer] = lambda call: ServedAnswer()
+        self.calls: list[ServedCall] = []
         self.token_s = 0.0
         self.spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
         self.before: Callable[[dict[str, Any]], Awaitable[Any]] | None = None
@@ -72,6 +78,8 @@ class FakeVllm:
                 web.post("/inference/v1/abort_requests", self._abort),
                 web.post("/v1/completions", self._complete),
                 web.post("/collective_rpc", self._load),
+                web.get(INFO, self._seer_info),
+                web.post(CALL, self._seer_call),
                 web.post("/update_weight_version", self._label),
             ]
         )
@@ -102,6 +110,15 @@ class FakeVllm:
             return web.json_response({"detail": "Not Found"}, status=404)
         response: web.StreamResponse = await handler(request)
         return response
+
+    async def _seer_info(self, request: web.Request) -> web.Response:
+        if self.seer is None:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        return web.Response(body=msgspec.json.encode(self.seer))
+
+    async def _seer_call(self, request: web.Request) -> web.Response:
+        self.calls.append(msgspec.json.decode(await request.read(), type=ServedCall))
+        return web.Response(body=msgspec.json.encode(self.answer(self.calls[-1])))
 
     async def _empty(self, request: web.Request) -> web.Response:
         return web.Response()

@@ -165,6 +165,9 @@ def test_a_response_that_moves_finds_its_kv_and_is_drafted_with_the_same_tokens(
     assert responses == whole
     for outputs in rounds[1:]:
         assert max(output.prefilled_tokens for output in outputs) <= 32
+        assert min(output.pool_tokens for output in outputs) >= 32
+    assert sum(sum(output.accepted_at) for outputs in rounds for output in outputs)
+    assert sum(output.steps for outputs in rounds for output in outputs) < 4 * tokens
     assert pool.stats().hit_blocks
     assert counted(pair[0], "vllm:spec_decode_num_draft_tokens_total") > drafted
     assert a.info.kv_domain == b.info.kv_domain
@@ -196,6 +199,7 @@ def test_a_run_that_shares_and_drafts_is_as_one_that_does_not(pair, session_of, 
             found = session.rollout(PROMPTS, 0)
             assert responses(found) == responses(wanted)
             assert not found.summary.degradations
+            assert found.summary.drafted_tokens
         session.update_weights(models[1])
         other = session.rollout(PROMPTS, 0)
         session.update_weights(models[0])

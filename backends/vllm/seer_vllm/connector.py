@@ -248,7 +248,7 @@ class StoreConnector(KVConnectorBase_V1):
             blocks = into.blocks if isinstance(into, SharedBlocks) else self._read(None)
             self.requests.save_beside(keys if self.saves else [], blocks)
 
-    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Save the blocks of a chunk, or of a turn; drop those of a response that is over.
 
         The prompt of its group stays, and so does all of a trajectory.

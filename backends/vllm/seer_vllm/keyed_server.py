@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+DRAFTED = ("custom_class", "ngram", "suffix")
+"""The methods of drafting that go with keyed sampling on the first model runner."""
+
 OURS = ("seed", "context_tokens", "bad_words", "request", "sampling")
 """What Seer's samplers read of ``extra_args``, which a client may fill as it likes."""
 
@@ -162,6 +165,12 @@ def _install_first(runner: Any) -> None:
         raise EngineError(
             f"with {VARIABLE} vLLM's first model runner plans no step ahead: add --no-async-scheduling, or"
             " take the second"
+        )
+    method = None if runner.speculative_config is None else runner.speculative_config.method
+    if method not in (None, *DRAFTED):
+        raise EngineError(
+            f"with {VARIABLE} vLLM's first model runner verifies no drafts by {method!r}, which read more of"
+            f" a step than keyed sampling keeps: take one of {', '.join(DRAFTED)}, or the second runner"
         )
     _expect_raw(runner)
 

@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 from msgspec import structs
+from seer_worker.process.account import RequestStats
 from seer_worker.process.pooling import AWAITED_BYTES
-from seer_worker.served import read_job
+from seer_worker.served import ServedCost, read_job
 
-from seer_vllm.connector import StoreConnector
+from seer_vllm.connector import Loads, StoreConnector
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
@@ -40,6 +43,22 @@ class KeyChain:
     keys: list[bytes] = attrs.field(factory=list)
 
 
+@attrs.define(eq=False)
+class ServedStats(RequestStats):
+    """The account of a request, and the drafts of its last step with the tokens that it had before."""
+
+    request: Request = attrs.field(kw_only=True)
+    drafts: Sequence[int] = ()
+    before: int = 0
+
+    def settle(self) -> None:
+        """Book what became of the last step's drafts."""
+        drafts, self.drafts = self.drafts, ()
+        kept = self.request.num_output_tokens - self.before
+        if drafts and kept:
+            self.verified(drafts, kept, self.request.output_token_ids[-1])
+
+
 class SeerConnector(StoreConnector):
     """A ``StoreConnector`` whose keys are the same on all servers that ``share`` by one name.
 
@@ -57,6 +76,7 @@ class SeerConnector(StoreConnector):
         self.use_block_bytes(self.block_bytes, AWAITED_BYTES)
         self._root: bytes | None = None
         self._chains: dict[str, KeyChain] = {}
+        self._stats: dict[str, ServedStats] = {}
 
     @property
     def shares(self) -> bool:
@@ -76,7 +96,10 @@ class SeerConnector(StoreConnector):
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """See ``StoreConnector``; nothing is loaded for other clients' requests."""
-        if self._root is None or not self._job(request):
+        job = self._job(request)
+        if job:
+            self._stats.setdefault(request.request_id, ServedStats(request=request))
+        if self._root is None or not job:
             self._chains.pop(request.request_id, None)
             return 0, False
         chain = self._chains.get(request.request_id)
@@ -84,12 +107,40 @@ class SeerConnector(StoreConnector):
             self._chains[request.request_id] = KeyChain(self._root)
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
-    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
-        """See ``StoreConnector``; a chunk that is aborted by its id goes on elsewhere, so it is saved too."""
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """See ``StoreConnector``."""
+        stats = self._stats.get(request.request_id)
+        if stats is not None and num_external_tokens and not stats.pool_tokens:
+            stats.pool_tokens = num_external_tokens
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Loads:
+        """See ``StoreConnector``; note the drafts of the step."""
+        for request_id, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
+            stats = self._stats.get(request_id)
+            if stats is not None:
+                stats.settle()
+                stats.drafts, stats.before = drafts, stats.request.num_output_tokens
+        return super().build_connector_meta(scheduler_output)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """See ``StoreConnector``; a chunk that is aborted by its id goes on elsewhere, so it is saved too.
+
+        Return what the chunk has cost, for its answer.
+        """
         try:
-            return super().request_finished(request, block_ids)
+            delayed, _ = super().request_finished(request, block_ids)
         finally:
             self._chains.pop(request.request_id, None)
+            stats = self._stats.pop(request.request_id, None)
+        if stats is None:
+            return delayed, None
+        stats.settle()
+        steps = request.num_output_tokens - stats.spared_steps
+        cost = ServedCost(stats.pool_tokens, steps, stats.drafted_at, stats.accepted_at)
+        return delayed, {"seer": structs.asdict(cost)}
 
     def _job(self, request: Request) -> dict[str, Any]:
         params = request.sampling_params

@@ -28,9 +28,11 @@ __all__ = [
     "Detach",
     "ServedAnswer",
     "ServedCall",
+    "ServedCost",
     "ServedInfo",
     "ServedJob",
     "ServedKv",
+    "ServedParameters",
     "ShareAs",
     "job_argument",
     "read_job",
@@ -155,6 +157,21 @@ class ServedJob(msgspec.Struct, frozen=True):
     last: bool = False
     turns: bool = False
     trajectory: str = ""
+
+
+class ServedCost(msgspec.Struct, frozen=True):
+    """The cost of a chunk, as ``ChunkOutput`` has it; a server whose KV connector is Seer's returns it."""
+
+    pool_tokens: int = 0
+    steps: int = 0
+    drafted_at: list[int] = []
+    accepted_at: list[int] = []
+
+
+class ServedParameters(msgspec.Struct, frozen=True):
+    """The part of an answer that a KV connector fills."""
+
+    seer: ServedCost | None = None
 
 
 def job_argument(job: ChunkJob) -> str:
