@@ -230,12 +230,35 @@ def test_a_killed_server_costs_no_response_and_is_taken_in_again(pair, session_o
         assert {chunk.instance for each in again.completions for chunk in each.chunks} == {"remote-1"}
 
 
+ALONE = [
+    {"logit_bias": {"5": 4.0, "9": -4.0}},
+    {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
+    {"bad_words": ["w40", "w41 w42"], "allowed_token_ids": list(range(3, 90))},
+    {"min_tokens": 12, "stop_token_ids": list(range(3, 60))},
+    {"stop": ["w7", "w8"], "include_stop_str_in_output": True},
+    {"structured_outputs": {"regex": "(w5|w6|w7)+"}},
+    {"temperature": 1.0, "top_k": 1, "top_p": 0.3, "min_p": 0.5},
+]
+"""vLLM's controls, of requests without chance in them."""
+
+
+def answers(server, model):
+    body = {"model": str(model), "prompt": list(range(3, 40)), "max_tokens": 24, "return_token_ids": True}
+    found = []
+    for more in ALONE:
+        answer = json.loads(server.call("/v1/completions", body | {"temperature": 0.0} | more))
+        [choice] = answer["choices"]
+        found.append((choice["token_ids"], choice["finish_reason"], choice["stop_reason"]))
+    return found
+
+
 def test_a_stock_server_is_refused_by_default_and_serves_a_run_that_requires_less(
-    serve_vllm, session_of, models
+    serve_vllm, session_of, models, pair
 ):
     """Without our package at work, without tokens in and out, and without developer's routes."""
     server = serve_vllm(models[0])
     server.await_ready()
+    assert answers(pair[0], models[0]) == answers(server, models[0])  # with vLLM's controls, for all clients
     with pytest.raises(EngineError, match="samples no better than 'reproducible'"):
         session_of("remote", urls=[server.url]).start()
     with pytest.raises(EngineError, match="VLLM_PLUGINS=seer"):
