@@ -39,6 +39,7 @@ CASES = (
     "scheduler",
     "driver_scale",
     "draft_step",
+    "served_drafts",
     "server_agents",
     "gpu_reports",
 )

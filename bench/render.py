@@ -24,7 +24,7 @@ SECTIONS = {
     "Does it pay?": ("demo", "paced", "pays", "rivals", "agents"),
     "Are the tokens the same?": ("equality",),
     "What happens when something dies?": ("cluster_faults", "driver_deaths"),
-    "What does it cost?": ("scheduler", "driver_scale", "draft_step", "server_agents"),
+    "What does it cost?": ("scheduler", "driver_scale", "draft_step", "served_drafts", "server_agents"),
     "What has run on a GPU?": ("gpu_reports",),
 }
 """The cases of the first page, by the question that a reader has."""

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 import structlog
 from msgspec import structs
+from seer_worker.seer_version import seer_version
 from seer_worker.served import (
     CALL,
     INFO,
@@ -88,6 +89,10 @@ class SeerServer:
         if self.pool is None and self.drafter is None:
             return
         info = self._info = await self._ask_info()
+        if info.seer != seer_version():
+            raise EngineError(
+                f"{self._at} has Seer {info.seer}, and this run Seer {seer_version()}: install the same there"
+            )
         if self.pool is not None and info.kv is None:
             raise EngineError(f"{self._at} shares no KV: {info.kv_lack}; {self._drop_pool}")
         if self.drafter is not None and not info.draft_tokens:

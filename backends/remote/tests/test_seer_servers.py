@@ -10,6 +10,7 @@ from msgspec import structs
 from seer_grouped_spec.plugin import Settings, seer_make_drafter
 from seer_kv_local import LocalPool
 from seer_session import Runtime
+from seer_worker.seer_version import seer_version
 from seer_worker.served import (
     JOB,
     AddText,
@@ -33,7 +34,7 @@ from seer_core.ports.policy import Splitter
 from seer_core.scheduling.scheduler import Policies, Slot
 
 KV = ServedKv(16, 64, "served-vllm", 0.001)
-SEER = ServedInfo("0.1.0", "node-1", True, "first", KV, "", 8, "")
+SEER = ServedInfo(seer_version(), "node-1", True, "first", KV, "", 8, "")
 PROMPTS = [
     {"group_id": f"g{i}", "prompt_token_ids": [1, 2, 3, i + 4], "n": 4, "max_tokens": 40} for i in range(2)
 ]
@@ -72,6 +73,7 @@ def test_a_server_that_lacks_what_the_run_wants_is_refused_with_the_flag(fake, f
     assert "--kv-transfer-config X" in refusal(fleet_of(fake(seer=lacking)))
     lacking = structs.replace(SEER, draft_tokens=0, drafts_lack="start it with --speculative-config Y")
     assert "--speculative-config Y" in refusal(fleet_of(fake(seer=lacking)))
+    assert "Seer 0.0.9" in refusal(fleet_of(fake(seer=structs.replace(SEER, seer="0.0.9"))))
     refusing = fake(seer=SEER, answer=lambda call: ServedAnswer("it is out of memory"))
     assert "it is out of memory" in refusal(fleet_of(refusing))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import wraps
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from time import perf_counter
 from typing import Any
 
@@ -21,6 +21,7 @@ from seer_worker.process.degradation_log import DegradationLog
 from seer_worker.process.place import node_name
 from seer_worker.process.shared_blocks import SharedBlocks
 from seer_worker.process.stores import STORE
+from seer_worker.seer_version import seer_version
 from seer_worker.served import (
     AddText,
     Attach,
@@ -85,7 +86,7 @@ class ServedEngine:
         config = self._config
         kv_lack, drafts_lack = self._kv_lack(), self._drafts_lack()
         return ServedInfo(
-            version("seer-vllm"),
+            seer_version(),
             node_name(),
             os.environ.get(KEYED_SERVER, "") in ("1", "true"),
             "second" if config.use_v2_model_runner else "first",
