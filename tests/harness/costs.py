@@ -1,14 +1,16 @@
 """Each process that runs tests records what they cost, and ``scripts/test-costs`` prints a table of it.
 
-The records lie in build/test-costs, a line for each test: its seconds, those of its fixtures included, how
-many engines this process has started in that time, with their seconds, and how many fork servers, each of
-which imports an engine.  What a command starts in a process of its own is not counted.
+The records lie in build/test-costs, a line for each test: its seconds, those of its fixtures included, the
+processor's seconds of this process and of those that it has started and that have ended, how many engines
+this process has started in that time, with their seconds, and how many fork servers, each of which imports an
+engine.  What a command starts in a process of its own is not counted as an engine.
 """
 
 import functools
 import importlib.util
 import json
 import os
+import resource
 import sys
 import time
 
@@ -71,11 +73,13 @@ class Recorder:
     def pytest_runtest_protocol(self, item):
         """Write the costs of a test when it has ended."""
         self._clear()
+        begun_s = processor_s()
         result = yield
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a", buffering=1)
         costs = {"test": item.nodeid, "seconds": round(self._seconds, 4)}
+        costs["processor_seconds"] = round(processor_s() - begun_s, 2)
         if self._engines:
             costs |= {"engines": self._engines, "engine_seconds": round(self._engine_seconds, 3)}
         if self._imports:
@@ -87,6 +91,12 @@ class Recorder:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def processor_s():
+    """Return the seconds that this process has computed, and those that it started and has waited for."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def on_import(name, watch):

@@ -53,7 +53,7 @@ def test_each_test_has_its_seconds_and_the_engines_that_it_has_started(run_tests
     ]
     costs = {each.pop("test"): each for each in lines}
     assert set(costs) == {"test_it.py::test_starts_two", "test_it.py::test_starts_none"}
-    assert all(each["seconds"] > 0 for each in costs.values())
+    assert all(each["seconds"] > 0 and each["processor_seconds"] >= 0 for each in costs.values())
     two, none = costs["test_it.py::test_starts_two"], costs["test_it.py::test_starts_none"]
     assert (two["engines"], two["imports"]) == (2, 1)
     assert not {"engines", "imports"} & none.keys()

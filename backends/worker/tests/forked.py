@@ -12,7 +12,7 @@ import threading
 
 import numpy as np
 from seer_worker.wire import Degraded
-from toys import Toy, preload
+from toys import Toy
 
 from seer_core.errors import EngineError
 
@@ -20,6 +20,10 @@ __all__ = ["Facts", "preload", "preload_and_fail", "preload_with_a_thread"]
 
 HELD = [socket.socket()]
 os.environ["SET_BY_AN_IMPORT"] = "1"
+
+
+def preload():
+    """Import nothing more: this module is imported already."""
 
 
 def preload_and_fail():
@@ -33,7 +37,12 @@ def preload_with_a_thread():
 
 
 class Facts(Toy):
-    """Reports what it has; with ``import`` among its settings, where that module comes from, too."""
+    """Reports what it has; with ``import`` among its settings, where that module comes from, too.
+
+    It chooses no tokens, so that its servers need no PyTorch.
+    """
+
+    emulated = True
 
     def __init__(self, start):
         super().__init__(start)
@@ -55,7 +64,6 @@ class Facts(Toy):
             "interrupt": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
             "terminate": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
             "path": sys.path,
-            "torch_before_seer": "torch" in sys.modules,
         }
         if name := start.settings.get("import"):
             try:

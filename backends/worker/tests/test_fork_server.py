@@ -248,7 +248,7 @@ def test_a_directory_on_the_path_that_changes_no_import_needs_no_server_of_its_o
     [
         ("toys.py", "from_elsewhere = True\nfrom toys_here import *"),
         ("sitecustomize.py", ""),
-        ("plugin-1.0.dist-info/entry_points.txt", "[torch.mine]\nmine = brought_along\n"),
+        ("plugin-1.0.dist-info/entry_points.txt", "[numpy.mine]\nmine = brought_along\n"),
     ],
 )
 def test_one_that_would_change_an_import_gets_a_server_of_its_own(launch, tmp_path, name, text):
