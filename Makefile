@@ -28,8 +28,8 @@ PYTEST = .venv/bin/python -m pytest --dist loadfile --second-run $(if $(ORDER),-
 	$(if $(ORDER_SEED),--order-seed $(ORDER_SEED))
 
 test: packages  ## What a contributor runs before a pull request, and CI: style, types, and tests of every part.
-	@scripts/setup-beside setup setup-sglang
-	@$(MAKE) --no-print-directory check
+	@scripts/setup
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check setup-sglang
 	$(PYTEST) -n 2 --gate
 	@echo "make test-all runs the rest: what it is stands in tests/harness/rest.toml, with what covers it here."
 

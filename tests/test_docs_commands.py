@@ -59,19 +59,15 @@ def test_the_python_of_the_readme_runs_as_it_stands(monkeypatch, capsys):
     assert [line.split(":")[0] for line in steps] == ["step 0", "step 1", "step 2"]
 
 
-def test_the_commands_of_the_first_rollout_run(run, tmp_path, monkeypatch):
+def test_the_commands_of_the_first_rollout_run_and_its_table_is_what_its_example_gives(
+    run, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    for command in commands(FIRST):
-        if "examples/first_rollout" in command:
-            run(command)
-
-
-def test_the_table_of_the_first_rollout_is_what_its_example_gives(seer):
-    printed = seer("compare", ROOT / "examples/first_rollout/rollout.toml").stdout
+    printed = {command: run(command) for command in commands(FIRST) if "examples/first_rollout" in command}
     found = {
         cells[1].strip(): [cell.strip() for cell in cells[2:-1]]
-        for line in printed.splitlines()
+        for line in printed["seer compare examples/first_rollout/rollout.toml"].splitlines()
         if len(cells := line.split("│")) > 3
     }
     table = FIRST.partition("| figure |")[2].partition("\n\n")[0].splitlines()[2:]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 from statistics import median
 from typing import NamedTuple
 
@@ -123,24 +122,12 @@ def _features(cell: Cell, step_knee: int, request_knee: int) -> list[float]:
 
 
 def _non_negative(rows: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the x >= 0 for which the sum of ``(rows x - 1) ** 2`` is least, and that sum.
+    """Return the x >= 0 for which the sum of ``(rows x - 1) ** 2`` is least, and that sum."""
+    from scipy.optimize import nnls  # takes a second
 
-    Tries every choice of what is not zero, which is exact, and quick with six unknowns.
-    """
-    ones = np.ones(len(rows))
-    best = np.zeros(rows.shape[1]), float(len(rows))
-    columns = range(rows.shape[1])
-    for count in range(1, len(columns) + 1):
-        for chosen in map(list, combinations(columns, count)):
-            some = np.linalg.lstsq(rows[:, chosen], ones, rcond=None)[0]
-            if (some < 0).any():
-                continue
-            error = float(((rows[:, chosen] @ some - ones) ** 2).sum())
-            if error < best[1]:
-                solution = np.zeros(len(columns))
-                solution[chosen] = some
-                best = solution, error
-    return best
+    sizes = np.linalg.norm(rows, axis=0)  # they differ by orders of magnitude
+    solution, residual = nnls(rows / np.where(sizes > 0, sizes, 1.0), np.ones(len(rows)))
+    return solution / np.where(sizes > 0, sizes, 1.0), float(residual) ** 2
 
 
 def _cost(solution: np.ndarray, knees: tuple[int, int], kv_bytes_per_token: int) -> CostModel:

@@ -40,6 +40,7 @@ def test_every_number_of_the_paper_has_one_row():
     assert {row.table for row in ROWS} == set(TABLES)
 
 
+@pytest.mark.long  # test_one_table_can_be_had_alone does so for one table
 def test_the_json_holds_every_row_with_the_paper_s_value_and_the_error(tmp_path):
     path, page, plots = tmp_path / "all.json", tmp_path / "page.md", tmp_path / "plots"
     pytest.importorskip("matplotlib")

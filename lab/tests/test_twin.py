@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -38,9 +39,19 @@ reserved_share = 1  # with half, the twin of the arm with drafts is 3.7 % off
 @pytest.fixture(scope="module")
 def sitting(tmp_path_factory):
     """A directory with a config and all that was measured of its engines."""
-    folder = tmp_path_factory.mktemp("twin")
+    return measure(tmp_path_factory.mktemp("twin"), groups=16, n=8, max_tokens=2500)
+
+
+@pytest.fixture(scope="module")
+def short_sitting(tmp_path_factory):
+    """Such a directory of a few short responses, which are simulated in no time."""
+    return measure(tmp_path_factory.mktemp("short"), groups=2, n=2, max_tokens=200)
+
+
+def measure(folder, *, groups, n, max_tokens):
+    """Write a config, and all that is measured of its engines."""
     (folder / "config.toml").write_text(CONFIG)
-    lines = [json.dumps({"prompt": f"question {i}", "n": 8, "max_tokens": 2500}) for i in range(16)]
+    lines = [json.dumps({"prompt": f"question {i}", "n": n, "max_tokens": max_tokens}) for i in range(groups)]
     (folder / "prompts.jsonl").write_text("\n".join(lines))
 
     def seer(command, *arguments):
@@ -79,27 +90,38 @@ def twin(seer, folder, *more, **files):
     return seer("twin", paths["config"], "--profile", paths["profile"], "--lengths", paths["lengths"], *more)
 
 
-def test_the_twin_of_a_simulated_engine_predicts_it_within_one_percent(seer, sitting, tmp_path):
-    files = "--compare", sitting / "compare.json", "--json", tmp_path / "twin.json"
-    result = twin(seer, sitting, "--bound", *files)
+@pytest.fixture(scope="module")
+def bounded(sitting):
+    """Output, arms and page of the twin of the sitting, with the least times."""
+    files = "--compare", sitting / "compare.json", "--json", sitting / "twin.json"
+    run = partial(CliRunner().invoke, main)
+    result = twin(
+        lambda *arguments: run([str(argument) for argument in arguments]),
+        sitting,
+        *("--bound", *files, "--report", sitting / "page.html"),
+    )
     assert result.exit_code == 0, result.output
-    arms = json.loads((tmp_path / "twin.json").read_text())
+    return result.stdout, json.loads((sitting / "twin.json").read_text()), (sitting / "page.html").read_text()
+
+
+def test_the_twin_of_a_simulated_engine_predicts_it_within_one_percent(bounded):
+    shown, arms, _ = bounded
     assert [arm["name"] for arm in arms][-2:] == ["+ grouped_spec", "oracle"]
     for arm in arms:
         assert arm["over_bound"]["predicted"] > 1
         assert arm["over_bound"]["measured"] == pytest.approx(arm["over_bound"]["predicted"], rel=0.01)
         assert sum(arm["shares"].values()) == pytest.approx(1)
     assert arms[3]["bound"]["total_time_s"] < arms[4]["bound"]["total_time_s"]
-    assert "over bound" in result.stdout
-    assert "bound+drafts" in result.stdout
+    assert "over bound" in shown
+    assert "bound+drafts" in shown
     for arm in arms:
         assert arm["error"]["total_time_s"] == pytest.approx(0, abs=0.01), arm
         assert arm["predicted"]["preemptions"] == arm["measured"]["preemptions"]
     assert arms[0]["measured"]["preemptions"] > 0
     assert arms[3]["predicted"]["acceptance_length"] > 1.1
     assert arms[3]["error"]["acceptance_length"] == pytest.approx(0, abs=0.02)
-    assert "predicted" in result.stdout
-    assert "error" in result.stdout
+    assert "predicted" in shown
+    assert "error" in shown
 
 
 @pytest.mark.engine
@@ -126,14 +148,11 @@ def test_without_a_comparison_only_predictions_are_shown(seer, sitting):
     assert "measured" not in result.stdout.partition("fitted")[0]
 
 
-def test_its_page_says_how_far_the_recorded_run_was_from_its_bound(seer, sitting, tmp_path):
-    page, rows = tmp_path / "page.html", tmp_path / "rows.json"
-    arguments = (sitting / "config.toml", "--profile", sitting / "profile.json", "--lengths", sitting / "run")
-    result = seer("twin", *arguments, "--bound", "--report", page, "--json", rows)
-    assert result.exit_code == 0, result.output
-    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.S)
+def test_its_page_says_how_far_the_recorded_run_was_from_its_bound(bounded):
+    _, rows, page = bounded
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     recorded, *arms = json.loads(data[1])["runs"]
-    bounds = {row["name"]: row["bound"]["total_time_s"] for row in json.loads(rows.read_text())}
+    bounds = {row["name"]: row["bound"]["total_time_s"] for row in rows}
     assert recorded["name"] == "recorded"
     assert recorded["bound_s"] == bounds["+ grouped_spec"]
     assert 1 <= recorded["total_s"] / recorded["bound_s"] < 2
@@ -272,9 +291,9 @@ def test_what_is_no_profile_is_refused(sitting):
     ],
     ids=range(14),
 )
-def test_a_broken_file_is_named_in_one_sentence(seer, sitting, tmp_path, name, broken):
+def test_a_broken_file_is_named_in_one_sentence(seer, short_sitting, tmp_path, name, broken):
     folder = tmp_path / "folder"
-    shutil.copytree(sitting, folder)
+    shutil.copytree(short_sitting, folder)
     (folder / name).write_bytes(broken)
     result = twin(seer, folder, "--calibrate", "--compare", folder / "compare.json")
     assert result.exit_code == 2, result.output

@@ -1,29 +1,23 @@
-"""The order of tests: files of long tests begin; ``--order random`` shuffles files, and tests in each."""
+"""The order of tests: the longest files begin; ``--order random`` shuffles files, and tests in each."""
 
 import random
+import tomllib
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
 CLUSTERS = ("backends/ray/", "tests/soak/test_cluster_campaign.py")
 """Where tests start clusters."""
 
-LONGEST = (
-    *CLUSTERS,
-    "training/rl/tests/test_resume.py",
-    "training/rl/tests/test_megatron.py",
-    "tests/soak/",
-    "tests/test_gpu_check.py",
-    "backends/vllm/tests/test_vllm_tensor_parallel.py",
-    "tests/test_packages.py",
-    "tests/integration/",
-    "serving/server/tests/test_against_vllm.py",
-    "contrib/openenv/",
-    "training/",
-    "backends/",
-    "tests/test_new_plugin.py",
-)
-"""Files of long tests.  They begin first, or one process would be left with one of them at the end."""
+SECONDS = tomllib.loads(Path(__file__).with_name("seconds.toml").read_text("utf-8"))
+"""What files have cost that take several seconds; ``scripts/test-costs --store`` writes it anew.
+
+They begin first, or one process would be left with one of them at the end.
+"""
+
+LONG_S = 15
+"""Files that have cost so much also begin first in a random order."""
 
 ENGINES = {
     "backends/vllm/": "vllm",
@@ -89,7 +83,7 @@ def pytest_collection_modifyitems(config, items):
     if seed is not None:
         items.sort(key=lambda item: _draws(seed, item.nodeid))
     result = yield
-    items.sort(key=_place)
+    items.sort(key=lambda item: -_seconds(item.nodeid.split("::")[0], is_random=seed is not None))
     return result
 
 
@@ -104,9 +98,10 @@ def _engine(scope):
     return next((engine for start, engine in ENGINES.items() if scope.startswith(start)), None)
 
 
-def _place(item):
-    starts = (place for place, start in enumerate(LONGEST) if item.nodeid.startswith(start))
-    return next(starts, len(LONGEST))
+def _seconds(file, is_random):
+    """Return how long a file takes, as far as its place in the order goes by that."""
+    seconds = float("inf") if file.startswith(CLUSTERS) else SECONDS.get(file, 0)
+    return min(seconds, LONG_S) // LONG_S if is_random else seconds
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -15,6 +15,7 @@ from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import fill_slots
 from seer_core.ports.drafting import StepTimes
 from seer_core.scheduling.scheduler import Slot
+from tests.support.installed import skip_without
 from tests.support.killer import Killer, kill_worker_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
@@ -32,7 +33,7 @@ KILL_AFTER = 4
 """Responses that have finished when the kill comes."""
 
 pytestmark = pytest.mark.engine
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 
 class Only:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.eventually import PATIENCE_S, eventually
+from tests.support.installed import skip_without
 from tests.support.processes import alive, descendants
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +19,7 @@ EXAMPLE = ROOT / "examples" / "tiny_reasoner"
 BOUND_S = 600
 
 pytestmark = pytest.mark.engine
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 
 @pytest.fixture

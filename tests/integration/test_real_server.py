@@ -12,6 +12,7 @@ from seer_session import Runtime, load_config
 
 from seer_core.ports.policy import Observer
 from tests.support.eventually import aeventually
+from tests.support.installed import skip_without
 
 CONTROLS = {
     "stop": [" be", "the an", "."],
@@ -24,7 +25,7 @@ CONTROLS = {
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
 
 pytestmark = pytest.mark.engine
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 
 class Completed(Observer):

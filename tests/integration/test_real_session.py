@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from seer_session import Session, load_config
 
+from tests.support.installed import skip_without
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
 
 pytestmark = pytest.mark.engine
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 
 def test_a_trainer_keeps_real_engines_between_steps_from_two_threads():

@@ -16,6 +16,7 @@ from seer_core.model.events import ChunkFinished, Dispatch
 from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import Strategies, fill_slots
 from seer_core.scheduling.scheduler import Policies
+from tests.support.installed import skip_without
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
 SETTINGS = [
@@ -31,7 +32,7 @@ CHUNKS_OF_QUICK = 16
 """So many chunks finish on the one while the other is stopped: several of each request there."""
 
 pytestmark = pytest.mark.engine
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 
 class Brake:

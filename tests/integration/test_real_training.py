@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.installed import skip_without
+
 ROOT = Path(__file__).parents[2]
 TINY_RL = ROOT / "examples" / "tiny_rl" / "train.toml"
 
 pytestmark = pytest.mark.engine
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 
 @pytest.mark.long

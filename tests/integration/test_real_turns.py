@@ -17,6 +17,7 @@ from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import Strategies, fill_slots
 from seer_core.ports.drafting import StepTimes
 from seer_core.scheduling.scheduler import Policies, Slot
+from tests.support.installed import skip_without
 from tests.support.killer import Killer, kill_worker_of
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +38,7 @@ KILL_AFTER = 3
 """Responses that have finished when the kill comes."""
 
 pytestmark = pytest.mark.engine
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 
 class Migrating:

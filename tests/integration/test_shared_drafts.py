@@ -17,13 +17,14 @@ from seer_core.plugins.loading import fill_slots
 from seer_core.ports.drafting import StepTimes
 from seer_core.scheduling.scheduler import Slot
 from tests.support.eventually import aeventually
+from tests.support.installed import skip_without
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
 FREE = StepTimes((1, 64), (0, 8), ((1.0, 1.0), (1.0, 1.0)))
 """Drafts cost nothing, so as many as there are get verified, however fast this machine is."""
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 
 class Apart:

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 from seer_session import Session, load_config
 
+from tests.support.installed import skip_without
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trl"
 
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.filterwarnings("ignore"),  # TRL imports what it finds, vLLM too, which warns of much
 ]
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 
 class Texts:

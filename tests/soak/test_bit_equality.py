@@ -2,10 +2,12 @@
 
 import pytest
 
+from tests.support.installed import skip_without
+
 from .bit_equality import ARMS, TURNS, differences, train
 
 pytestmark = pytest.mark.engine
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 
 @pytest.mark.first_by_default("engine", ["vllm", "sglang"])

@@ -6,9 +6,11 @@
 
 import pytest
 
+from tests.support.installed import skip_without
+
 from .cluster_campaign import ClusterCampaign, ClusterPlan, allowed  # before Ray, which reads variables once
 
-pytest.importorskip("ray")
+skip_without("ray")
 
 SHORT = ("worker killed", "actor killed", "machine killed", "driver killed")
 

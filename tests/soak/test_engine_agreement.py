@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from bench.harness import EXAMPLE, prompts
+from tests.support.installed import skip_without
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 FULL_GROUPS = 80
 FULL_PLUGINS = ("divided_rollout", "context_sched", "grouped_spec")

@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 
+from tests.support.installed import skip_without
+
 from .equality import CONTROLS, PLAIN, SAMPLINGS, WAYS, roll_out_all_ways
 
 pytestmark = pytest.mark.engine
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 SMALL_WAYS = ("whole", "divided", "migrated", "killed", "drafted")
 ALL_TOKENS = 178_599

@@ -7,10 +7,12 @@ import asyncio
 
 import pytest
 
+from tests.support.installed import skip_without
+
 from .faults import UPDATE, Campaign, Plan, run
 
 pytestmark = pytest.mark.engine
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 KILLED = "instance killed"
 SMALL = Plan(

@@ -2,10 +2,12 @@
 
 import pytest
 
+from tests.support.installed import skip_without
+
 from .faults_of_training import FAULTS, differences, train
 
 pytestmark = pytest.mark.engine
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 MEGATRON = ("train.trainer=megatron", "train.megatron.data_parallel=2")
 KINDS = sorted(FAULTS, key=lambda fault: fault != "engine in update")

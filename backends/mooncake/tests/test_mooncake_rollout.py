@@ -14,9 +14,10 @@ from backends.tests.mover import Mover
 from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import fill_slots
 from seer_core.scheduling.scheduler import Slot
+from tests.support.installed import skip_without
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 pytest.importorskip("seer_vllm", reason="backends/vllm is not installed")
 pytest.importorskip("seer_divided_rollout", reason="plugins/divided_rollout is not installed")
 

@@ -15,6 +15,12 @@ from backends.tests.sampling_controls import expect_same_tops  # noqa: E402
 pytestmark = pytest.mark.engine
 
 GREEDY, PLAIN, CUT = Sampling(0.0), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=20)
+SAMPLINGS = [
+    pytest.param(GREEDY, id="greedy", marks=pytest.mark.long),
+    pytest.param(PLAIN, id="plain", marks=pytest.mark.long),
+    pytest.param(CUT, id="top-k and top-p"),
+]
+"""One is enough to show that nothing is lost where work is cut; `make test-all` has all."""
 TOKENS = 60
 KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
 
@@ -85,7 +91,7 @@ def test_drafts_are_verified_under_every_control(roomy, drafting, texts, prompts
     assert drafting.divided(prompts(4), most_controlled, 45, 11) == whole
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_drafts_change_no_token(roomy, drafting, texts, prompts, sampling):
     whole = roomy.whole(prompts(4), sampling, TOKENS)
     known(texts, prompts(4), whole)

@@ -20,6 +20,12 @@ from seer_core.ports.weights import directory
 pytestmark = pytest.mark.engine
 
 GREEDY, PLAIN, CUT = Sampling(0.0), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=20)
+SAMPLINGS = [
+    pytest.param(GREEDY, id="greedy", marks=pytest.mark.long),
+    pytest.param(PLAIN, id="plain", marks=pytest.mark.long),
+    pytest.param(CUT, id="top-k and top-p"),
+]
+"""One is enough to show that nothing is lost where work is cut; `make test-all` has all."""
 EOS = 2
 KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
 
@@ -84,7 +90,7 @@ for made_up in (None, 3):
 """
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_whole_divided_alone_moved_and_killed_give_the_same_tokens(roomy, other, prompts, sampling, moved):
     whole = roomy.whole(prompts(4), sampling, 90)
     assert len({tuple(response) for response in whole}) == 4

@@ -108,7 +108,12 @@ def whole(roomy, texts, cold):
 
 
 @pytest.mark.parametrize(
-    ("sampling", "chunk_tokens"), [(GREEDY, 40), (PLAIN, 64), (PLAIN, 17)], ids=["greedy", "plain", "short"]
+    ("sampling", "chunk_tokens"),
+    [
+        pytest.param(GREEDY, 40, id="greedy"),
+        pytest.param(PLAIN, 64, id="plain", marks=pytest.mark.long),
+        pytest.param(PLAIN, 17, id="short"),
+    ],
 )
 def test_moved_at_every_chunk_equals_whole_and_computes_one_block_of_old_tokens_at_most(
     pair, whole, prompts, sampling, chunk_tokens, moved

@@ -16,6 +16,12 @@ from seer_core.ports.weights import directory
 pytestmark = pytest.mark.engine
 
 GREEDY, PLAIN, CUT = Sampling(0.0), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=20)
+SAMPLINGS = [
+    pytest.param(GREEDY, id="greedy", marks=pytest.mark.long),
+    pytest.param(PLAIN, id="plain", marks=pytest.mark.long),
+    pytest.param(CUT, id="top-k and top-p"),
+]
+"""One is enough to show that nothing is lost where work is cut; `make test-all` has all."""
 BLOCK = 32
 
 
@@ -33,7 +39,7 @@ def test_the_log_says_that_steps_are_planned_ahead(ahead, roomy):
     assert "async_scheduling=False" in Path(roomy.engine.transport.log).read_text()
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_whole_divided_and_alone_its_tokens_are_those_of_steps_planned_one_by_one(
     ahead, roomy, prompts, sampling
 ):

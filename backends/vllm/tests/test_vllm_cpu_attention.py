@@ -3,86 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from itertools import accumulate
+from types import ModuleType
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("vllm")
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # vLLM's own imports
-    from seer_vllm.cpu_attention import LONGEST, one_position_each
-    from vllm import _custom_ops as ops
-    from vllm.platforms import current_platform
-    from vllm.v1.attention.backend import CommonAttentionMetadata
-
-HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 6, 2, 32, 32
-
-pytestmark = [
-    pytest.mark.engine,  # imports vLLM: ten seconds
-    pytest.mark.skipif(not current_platform.is_cpu(), reason="vLLM is not built for CPU here"),
-]
-current_platform.import_kernels()
+pytestmark = pytest.mark.engine  # imports vLLM: ten seconds
 
 
-def step(lengths: list[int], seen: list[int]) -> CommonAttentionMetadata:
-    """Return a step that computes the last ``lengths`` of ``seen`` positions of each request."""
-    start = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-    blocks = -(-max(seen) // BLOCK_TOKENS)
-    table = 1 + torch.arange(len(lengths) * blocks, dtype=torch.int32).view(len(lengths), blocks)
-    return CommonAttentionMetadata(
-        query_start_loc=start,
-        query_start_loc_cpu=start,
-        seq_lens=torch.tensor(seen, dtype=torch.int32),
-        num_reqs=len(lengths),
-        num_actual_tokens=sum(lengths),
-        max_query_len=max(lengths),
-        max_seq_len=max(seen),
-        block_table_tensor=table,
-        slot_mapping=torch.zeros(sum(lengths), dtype=torch.int64),
-    )
+@pytest.fixture(scope="module")
+def steps() -> ModuleType:
+    """Return the module ``attention_steps``, which imports vLLM."""
+    pytest.importorskip("vllm")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's own imports
+        from vllm.platforms import current_platform
 
-
-def attend(metadata: CommonAttentionMetadata, query: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    keys, values = cache.chunk(2, dim=2)
-    output = torch.empty_like(query)
-    plan = ops.cpu_attn_get_scheduler_metadata(
-        num_reqs=metadata.num_reqs,
-        num_heads=HEADS,
-        num_kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        seq_lens=metadata.seq_lens,
-        dtype=torch.float32,
-        query_start_loc=metadata.query_start_loc,
-        causal=True,
-        sliding_window_size=-1,
-        isa="vec",
-        enable_kv_split=True,
-        dynamic_causal=None,
-        kv_cache_dtype="auto",
-    )
-    ops.cpu_attention_with_kv_cache(
-        query=query,
-        key_cache=keys,
-        value_cache=values,
-        output=output,
-        query_start_loc=metadata.query_start_loc,
-        seq_lens=metadata.seq_lens,
-        scale=HEAD_DIM**-0.5,
-        causal=True,
-        alibi_slopes=None,
-        sliding_window=-1,
-        block_table=metadata.block_table_tensor,
-        softcap=0,
-        scheduler_metadata=plan,
-        s_aux=None,
-        dynamic_causal=None,
-        k_scale=1.0,
-        v_scale=1.0,
-        kv_cache_dtype="auto",
-    )
-    return output
+        if not current_platform.is_cpu():
+            pytest.skip("vLLM is not built for CPU here")
+        from backends.vllm.tests import attention_steps
+    return attention_steps
 
 
 @pytest.mark.parametrize(
@@ -90,22 +29,26 @@ def attend(metadata: CommonAttentionMetadata, query: torch.Tensor, cache: torch.
     [
         ([1, 2, 1, 4, 3], [40, 2, 100, 70, 33]),
         ([2], [65]),
-        ([LONGEST, 9, 1, 30, 2], [64, 40, 1, 30, 300]),
+        ([None, 9, 1, 30, 2], [64, 40, 1, 30, 300]),  # one of the longest that are shown so
     ],
 )
-def test_attention_gives_the_same(lengths: list[int], seen: list[int]) -> None:
+def test_attention_gives_the_same(steps: ModuleType, lengths: list[int | None], seen: list[int]) -> None:
+    import torch
+
     torch.manual_seed(0)
-    whole = step(lengths, seen)
-    split = one_position_each(whole)
-    assert split.num_reqs == sum(length if length <= LONGEST else 1 for length in lengths)
-    assert split.max_query_len == max([length for length in lengths if length > LONGEST], default=1)
+    sizes = [steps.LONGEST if length is None else length for length in lengths]
+    whole = steps.step(sizes, seen)
+    split = steps.one_position_each(whole)
+    assert split.num_reqs == sum(length if length <= steps.LONGEST else 1 for length in sizes)
+    assert split.max_query_len == max([length for length in sizes if length > steps.LONGEST], default=1)
     assert split.query_start_loc[-1] == whole.num_actual_tokens
-    query = torch.randn(sum(lengths), HEADS, HEAD_DIM)
+    query = torch.randn(sum(sizes), steps.HEADS, steps.HEAD_DIM)
     blocks = int(whole.block_table_tensor.max()) + 1
-    cache = torch.randn(blocks, KV_HEADS, 2 * BLOCK_TOKENS, HEAD_DIM)
-    torch.testing.assert_close(attend(split, query, cache), attend(whole, query, cache), rtol=1e-5, atol=1e-5)
+    cache = torch.randn(blocks, steps.KV_HEADS, 2 * steps.BLOCK_TOKENS, steps.HEAD_DIM)
+    found, expected = steps.attend(split, query, cache), steps.attend(whole, query, cache)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_step_without_drafts_is_left_alone() -> None:
-    plain = step([1, 1, 20], [5, 6, 20])
-    assert one_position_each(plain) is plain
+def test_a_step_without_drafts_is_left_alone(steps: ModuleType) -> None:
+    plain = steps.step([1, 1, 20], [5, 6, 20])
+    assert steps.one_position_each(plain) is plain

@@ -17,6 +17,12 @@ from backends.tests.sampling_controls import expect_same_tops, with_tops  # noqa
 pytestmark = pytest.mark.engine
 
 GREEDY, PLAIN, CUT = Sampling(0.0), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=20)
+SAMPLINGS = [
+    pytest.param(GREEDY, id="greedy", marks=pytest.mark.long),
+    pytest.param(PLAIN, id="plain", marks=pytest.mark.long),
+    pytest.param(CUT, id="top-k and top-p"),
+]
+"""One is enough to show that nothing is lost where work is cut; `make test-all` has all."""
 DRAFT_TOKENS, EOS = 5, 2
 TIMES = StepTimes((1,), (0,), ((0.001,),))
 KINDS = ["perfect", "garbage", "mixed", "nothing"]
@@ -41,7 +47,7 @@ def calls(notes):
     return [json.loads(line) for line in (notes / "calls.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_drafts_of_any_kind_change_no_token(roomy, drafting, drafts, prompts, sampling):
     expected = roomy.whole(prompts(4), sampling, 90)
     for kind in KINDS:

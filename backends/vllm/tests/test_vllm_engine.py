@@ -18,10 +18,16 @@ from seer_core.ports.weights import directory
 pytestmark = pytest.mark.engine
 
 GREEDY, PLAIN, CUT = Sampling(0.0), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=20)
+SAMPLINGS = [
+    pytest.param(GREEDY, id="greedy"),
+    pytest.param(PLAIN, id="plain", marks=pytest.mark.long),
+    pytest.param(CUT, id="top-k and top-p"),
+]
+"""One is enough to show that nothing is lost where work is cut; `make test-all` has all."""
 EOS, BLOCK = 2, 32
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_whole_divided_alone_and_together_give_the_same_tokens(roomy, prompts, sampling):
     whole = roomy.whole(prompts(4), sampling, 90)
     assert roomy.divided(prompts(4), sampling, 90, chunk_tokens=40) == whole

@@ -89,8 +89,17 @@ def answers(notes):
     return lambda expected: (notes / "answers.json").write_text(json.dumps(expected, default=list))
 
 
-@pytest.mark.parametrize("chunk_tokens", [40, 64, 7])
-@pytest.mark.parametrize("sampling", [GREEDY, PLAIN], ids=["greedy", "plain"])
+@pytest.mark.parametrize(
+    ("sampling", "chunk_tokens"),
+    [
+        pytest.param(GREEDY, 40, id="greedy"),
+        pytest.param(PLAIN, 7, id="short"),
+        *(
+            pytest.param(sampling, tokens, marks=pytest.mark.long)
+            for sampling, tokens in ((GREEDY, 64), (GREEDY, 7), (PLAIN, 40), (PLAIN, 64))
+        ),
+    ],
+)
 def test_moved_at_every_chunk_equals_whole_and_computes_one_block_of_old_tokens_at_most(
     pair, cold, answers, prompts, sampling, chunk_tokens, moved
 ):

@@ -19,6 +19,12 @@ from seer_core.ports.weights import directory
 pytestmark = pytest.mark.engine
 
 GREEDY, PLAIN, CUT = Sampling(0.0), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=20)
+SAMPLINGS = [
+    pytest.param(GREEDY, id="greedy", marks=pytest.mark.long),
+    pytest.param(PLAIN, id="plain", marks=pytest.mark.long),
+    pytest.param(CUT, id="top-k and top-p"),
+]
+"""One is enough to show that nothing is lost where work is cut; `make test-all` has all."""
 BLOCK = 32
 STEP_TIMES = StepTimes((1,), (0,), ((0.001,),))
 
@@ -30,7 +36,7 @@ def test_the_log_of_a_worker_names_the_runner_and_the_reason(second, roomy):
     assert "runner=first" in Path(roomy.engine.transport.log).read_text()
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_whole_divided_and_alone_its_tokens_are_the_first_runner_s(second, roomy, prompts, sampling):
     expected = roomy.whole(prompts(4), sampling, 16)
     assert second.whole(prompts(4), sampling, 16) == expected
@@ -141,7 +147,7 @@ def drafts(second_drafting, notes):
     return run
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_drafts_of_any_kind_change_no_token(roomy, second_drafting, drafts, prompts, sampling):
     expected = roomy.whole(prompts(4), sampling, 30)
     for kind in ("perfect", "garbage", "mixed", "nothing"):

@@ -17,20 +17,26 @@ GROUPS = [
 ROOMY, TIGHT = 24 * 1536, 4 * 1536
 
 
+ROLLOUTS = {}
+"""What ``roll_out`` has returned, by its arguments: several tests ask for the same."""
+
+
 @pytest.fixture
 def roll_out(simulation):
     """Return a function that rolls out on four instances, with an entry for ``speeds``."""
 
     def run(speeds, kv_tokens=ROOMY, instances=4):
-        chunks = {"divided_rollout": {"chunk_tokens": 32}}
-        return simulation.run(
-            ["divided_rollout", "length_posterior"],
-            GROUPS,
-            instances=instances,
-            settings=chunks,
-            speeds=speeds,
-            kv_capacity_tokens=kv_tokens,
-        )
+        asked = (*speeds.items(), kv_tokens, instances)
+        if asked not in ROLLOUTS:
+            ROLLOUTS[asked] = simulation.run(
+                ["divided_rollout", "length_posterior"],
+                GROUPS,
+                instances=instances,
+                settings={"divided_rollout": {"chunk_tokens": 32}},
+                speeds=speeds,
+                kv_capacity_tokens=kv_tokens,
+            )
+        return ROLLOUTS[asked]
 
     return run
 

@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from tests.support.eventually import eventually
+from tests.support.installed import skip_without
 from tests.support.ports import reserved_port
 
 pytestmark = pytest.mark.engine
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 PATIENCE_S = 600
 END_OF_REASONING = 261

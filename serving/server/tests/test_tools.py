@@ -18,8 +18,9 @@ from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.engine import ChunkOutput, ChunkPiece, ModelInfo
 from seer_core.scheduling.scheduler import Policies, Slot
+from tests.support.installed import skip_without
 
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 PATIENCE_S = 60
 WEATHER = {

@@ -74,7 +74,15 @@ def expected(kept, config, tmp_path):
     return kept[0]
 
 
-@pytest.mark.parametrize(("iteration", "finished"), [(0, 1), (0, 7), (1, 5), (1, 12)])
+@pytest.mark.parametrize(
+    ("iteration", "finished"),
+    [
+        (0, 7),
+        (1, 12),
+        pytest.param(0, 1, marks=pytest.mark.long),
+        pytest.param(1, 5, marks=pytest.mark.long),
+    ],
+)
 def test_a_rollout_that_was_interrupted_is_gone_on_with(config, expected, tmp_path, iteration, finished):
     out = tmp_path / "out"
     with pytest.raises(OSError, match="interrupted"):
