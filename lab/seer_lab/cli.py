@@ -115,6 +115,7 @@ def sim_command(
       seer sim synthetic --engine paced --policy verl --policy context
       seer sim qwen2-vl-72b --scale 0.25 --policy verl --policy seer --bound
       seer sim out/first --policy verl --policy seer --drafts out/first
+      seer sim lengths.jsonl --model my_model --gpu h200 --gpus 4 --policy verl --policy context
       seer sim turns.jsonl --policy sticky --policy context --tool-times 10
       seer sim rollouts --tokenizer my_model --repeat 3 --report would_have.html
     """
@@ -170,6 +171,7 @@ def sim_command(
     is_assumed = (
         workload not in WORKLOADS
         and size["pressure"] is None
+        and size["model"] is None
         and "engine.sim.kv_capacity_tokens" not in keys_of(overrides)
     )
     if is_assumed:

@@ -1,4 +1,4 @@
-"""The responses of a comparison on an emulated accelerator, under its arms: ``[compare.emulated]``.
+"""The responses of a comparison on emulated accelerators, under its arms: ``[compare.emulated]``.
 
 Instances are simulated, as those of ``seer twin``, with the costs of another model on its GPUs.  The KV that
 the comparison's instances hold stands for what those GPUs hold, so that a token of context weighs as many
@@ -17,9 +17,10 @@ import numpy as np
 from seer_cli.compare_table import compare_table
 from seer_cli.comparison import FIGURES, arms_of
 from seer_cli.emulation import Emulated, EmulatedArm, Emulator, WrittenResponses
-from seer_sim.cost import PRESETS
 from seer_sim.drafts import Drafts
+from seer_sim.measured import MEASURED
 from seer_sim.pool import Settings as PoolSettings
+from seer_sim.presets import PRESETS
 
 from seer_core.errors import ConfigError, quote
 from seer_core.model import Completion, InstanceInfo
@@ -32,45 +33,41 @@ from seer_lab.lengths import GroupLengths
 from seer_lab.policies import PolicySet
 from seer_lab.simulate import simulate
 from seer_lab.twin import Twin, drafts_of
-from seer_lab.workloads import CLUSTERS, Cluster, on
+from seer_lab.workloads import CLUSTERS, MEASURED_DRAFTING, Cluster, on
 
 __all__ = ["CompletionLog", "dearer", "make_emulator"]
 
-STEP_S, REQUEST_S = 0.4e-3, 0.08e-3
-"""What drafting adds to a step, and to it for each request, as measured on an H100 with 80 layers and drafts
-of 4 tokens (docs/results/gpu-h100.md, docs/results/paced-vllm.md)."""
-
 
 def make_emulator(config: Config) -> Emulator:
-    """Return the function that makes the table which ``[compare.emulated]`` asks for.
+    """Return the function that makes the tables which ``[compare.emulated]`` asks for.
 
     Raises:
         ConfigError: there is no such model, a key does not go there, or the config has an environment.
     """
     wanted = compare_table(config).emulated
-    if wanted.on not in CLUSTERS:
-        raise ConfigError(
-            f"[compare.emulated].on = {quote(wanted.on)}: there is no such model"
-            f"{nearest(wanted.on, CLUSTERS)}; there are {', '.join(CLUSTERS)}"
-        )
-    cluster = CLUSTERS[wanted.on]
+    for name in wanted.on:
+        if name not in CLUSTERS:
+            raise ConfigError(
+                f"[compare.emulated].on names {quote(name)}: there is no such model"
+                f"{nearest(name, CLUSTERS)}; there are {', '.join(CLUSTERS)}"
+            )
     for arm in arms_of(config):
         if fill_slots(config.with_plugins(arm.enabled)).environment is not None:
             raise ConfigError(
                 "[compare.emulated] has no turns, which the environment answers; leave its `on` empty"
             )
-        fill_slots(Twin("", [[]], _tables(config, cluster, [], 1.0)).config(arm.plugins, wanted.set))
-    return partial(_emulate, config, cluster)
+        for name in wanted.on:
+            tables = _tables(config, CLUSTERS[name], [], 1.0)
+            fill_slots(Twin("", [[]], tables).config(arm.plugins, wanted.set))
+    return partial(_emulate_all, config, wanted.on)
 
 
 def dearer(tables: Mapping[str, Any], by: float) -> dict[str, Any]:
     """Return tables in which a token of context costs so many times as much, for contexts as much shorter."""
     engine = dict(tables["engine"]["sim"])
-    cost = PRESETS[engine["preset"]]
-    engine["cost"] = {
-        name: getattr(cost, name) * by
-        for name in ("kv_bytes_per_token", "attention_flops", "prefill_attention_flops")
-    }
+    constants = {**msgspec.structs.asdict(PRESETS[engine["preset"]]), **engine.get("cost", {})}
+    dearer = ("kv_bytes_per_token", "attention_flops", "prefill_attention_flops")
+    engine["cost"] = {**engine.get("cost", {}), **{name: constants[name] * by for name in dearer}}
     engine["report_interval_s"] = 1.0
     pool = dict(tables["kv_pool"]["sim_pool"])
     pool["bandwidth_bytes_per_s"] *= by  # as many bytes in so much less time
@@ -92,8 +89,14 @@ class CompletionLog(Observer):
         self.completions.append(completion)
 
 
-def _emulate(config: Config, cluster: Cluster, written: WrittenResponses) -> Emulated:
+def _emulate_all(config: Config, names: Sequence[str], written: WrittenResponses) -> list[Emulated]:
+    """Roll the responses out under every arm on all of these."""
+    return [_emulate(config, name, written) for name in names]
+
+
+def _emulate(config: Config, on_name: str, written: WrittenResponses) -> Emulated:
     """Roll the responses out under every arm."""
+    cluster = CLUSTERS[on_name]
     by = max(1.0, cluster.kv_capacity_tokens / min(each.kv_capacity_tokens for each in written.instances))
     groups = [
         GroupLengths(
@@ -127,8 +130,8 @@ def _emulate(config: Config, cluster: Cluster, written: WrittenResponses) -> Emu
         EmulatedArm(name, figures[name], bounds[name, 0].total_time_s if (name, 0) in bounds else None)
         for name in figures
     ]
-    title = _title(written, compare_table(config).emulated.on, cluster)
-    return Emulated(title, arms, _about(config, cluster, by))
+    title = _title(written, on_name, cluster)
+    return Emulated(on_name, title, arms, _about(config, cluster, by))
 
 
 def _without_drafts(policy: PolicySet) -> PolicySet:
@@ -158,7 +161,7 @@ def _tables(config: Config, cluster: Cluster, instances: Sequence[InstanceInfo],
             "max_running": running,
             "max_batched_tokens": max(running, cluster.max_batched_tokens),
         }
-    tables["engine"]["sim"]["acceptance"] = {"step_s": STEP_S, "request_s": REQUEST_S}
+    tables["engine"]["sim"]["acceptance"] = dict(MEASURED_DRAFTING)
     pool = "none" if config.seer.kv_pool == "none" else "sim_pool"
     plugins = {name: {**tables["plugin"].get(name, {}), **table} for name, table in config.plugin.items()}
     return {
@@ -194,22 +197,27 @@ def _title(written: WrittenResponses, name: str, cluster: Cluster) -> str:
     responses = sum(group.n for group in written.groups)
     return (
         f"The same {responses:,} responses on {len(written.instances)} emulated instances of {name}, each on"
-        f" {cluster.gpus_per_instance} H800: virtual time, which no load of this machine changes"
+        f" {cluster.gpus_per_instance} {cluster.gpu}: virtual time, which no load of this machine changes"
     )
 
 
 def _about(config: Config, cluster: Cluster, by: float) -> list[str]:
     """Return sentences on the constants, and where they come from."""
+    measured = MEASURED.get(cluster.preset)
+    source = "the paper (docs/results/reproduction.md)"
+    if measured is not None:
+        source = f"published measurements of {measured.engine} (docs/results/cost_models.md)"
     about = [
-        f"Costs: {cluster.preset} of seer_sim.cost, sizes and peaks published, what is reached of the peaks"
-        " fitted to the paper (docs/results/reproduction.md).",
+        f"Costs: {cluster.preset} of seer_sim, sizes and peaks published, what is reached of the peaks fitted"
+        f" to {source}.",
         f"An instance's KV stands for the {cluster.kv_capacity_tokens:,} tokens of that hardware, so a token"
         f" of context weighs {by:,.0f} times as much.",
     ]
     if any(GROUPED in arm.plugins for arm in arms_of(config)):
         about.append(
-            f"A step that drafts takes {STEP_S * 1e3:g} ms more, and {REQUEST_S * 1e3:g} ms for each request,"
-            " as on an H100 (docs/results/gpu-h100.md); drafts are accepted as in a replay of these texts."
+            f"A step that drafts takes {MEASURED_DRAFTING['step_s'] * 1e3:g} ms more, and"
+            f" {MEASURED_DRAFTING['request_s'] * 1e3:g} ms for each request, as on an H100"
+            " (docs/results/gpu-h100.md); drafts are accepted as in a replay of these texts."
         )
     about.append("Its bound is the least time that any schedule takes (docs/explain/bound.md).")
     return about

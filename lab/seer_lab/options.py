@@ -35,6 +35,7 @@ __all__ = [
 SIZES: Mapping[str, click.ParamType[Any]] = {
     "scale": FiniteRange(0, 1000, min_open=True),
     "instances": click.IntRange(1, 1_000_000),
+    "gpus": click.IntRange(1, 1024),
     "pressure": FiniteRange(1e-3, 1e6),
     "tool_times": FiniteRange(0, 1000),
     "turn_tokens": FiniteRange(0, 1000, min_open=True),
@@ -46,6 +47,7 @@ SAID_TWICE = (
     ("pressure", "engine.sim.kv_capacity_tokens"),
     ("instances", "engine.sim.instances"),
     ("on", "engine.sim.preset"),
+    ("model", "engine.sim.cost"),
 )
 """Options, and the key of a config that each sets."""
 
@@ -112,6 +114,24 @@ OPTIONS = (
         "--on",
         type=click.Choice(list(CLUSTERS)),
         help="Model and GPUs of the instances.  [default: qwen2-vl-72b]",
+    ),
+    click.option(
+        "--model",
+        type=InputPath(),
+        metavar="DIR",
+        help="A model's directory, or its config.json: instances of it, in place of --on.",
+    ),
+    click.option(
+        "--gpu", metavar="NAME", help="With --model: h100, h200, h800, a100 or b200.  [default: h100]"
+    ),
+    click.option(
+        "--gpus", type=SIZES["gpus"], metavar="N", help="With --model: GPUs of an instance.  [default: 1]"
+    ),
+    click.option(
+        "--reached",
+        type=InputPath(),
+        metavar="FILE",
+        help="With --model: what engines reach of the GPU, by `seer fit --json`.  [default: typical]",
     ),
     click.option(
         "--instances", type=SIZES["instances"], metavar="N", help="Number of instances.  [default: 4]"

@@ -10,17 +10,32 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from seer_sim.cost import PRESETS
+from seer_sim.cost import CostModel
+from seer_sim.machines import GPUS, TYPICAL, GpuPeaks, Reached, cost_on
+from seer_sim.measured import MEASURED
+from seer_sim.presets import PRESETS
+from seer_sim.sizes import ModelSizes
 
 from seer_core.errors import ConfigError
 from seer_core.plugins.config import Config, TurnsTable, make_config
 from seer_lab.lengths import DrawnLengths, GroupLengths
 from seer_lab.texts import RecordedText
 
-__all__ = ["CLUSTERS", "SYNTHETIC", "WORKLOADS", "Cluster", "Workload", "context_tokens", "crowded", "scaled"]
+__all__ = [
+    "CLUSTERS",
+    "MEASURED_DRAFTING",
+    "SYNTHETIC",
+    "WORKLOADS",
+    "Cluster",
+    "Workload",
+    "cluster_of",
+    "context_tokens",
+    "crowded",
+    "scaled",
+]
 
 GPU_BYTES = 80e9
-"""Memory of one H800."""
+"""Memory of one H800, and of one H100."""
 
 GPUS_PER_NODE = 8
 NODE_DRAM_BYTES = 2e12
@@ -35,6 +50,9 @@ MEMORY_SHARE = 0.8
 
 MAX_RUNNING = 192
 """Requests that a rank runs at a time, by the same fit."""
+
+MEASURED_RUNNING = 256
+"""Requests that an instance of a measured or described model runs: vLLM's default ``max_num_seqs``."""
 
 BLOCK_TOKENS = 16
 """vLLM's default ``block_size``."""
@@ -51,6 +69,10 @@ Most of it is the graphs: with 10 requests of 128 tokens Qwen3-Coder-30B-A3B on 
 per second with full graphs and 4.07 with piecewise ones (vllm#25444).  That is 6.1 ms a step for 48 layers,
 which is 10 ms for the 80 of Qwen2-VL-72B.  So it was measured here, on an H100 with 80 layers, and 0.4 ms
 with full graphs (docs/results/gpu-h100.md)."""
+
+MEASURED_DRAFTING: Mapping[str, float] = {"step_s": 0.4e-3, "request_s": 0.08e-3}
+"""What drafting adds to a step, and to it for each request, as measured on an H100 with 80 layers and drafts
+of 4 tokens under full CUDA graphs (docs/results/gpu-h100.md, docs/results/paced-vllm.md)."""
 
 LATER_SEEDS = 1 << 20
 """Added to a seed for an iteration to come; far from those that users repeat over."""
@@ -80,6 +102,12 @@ class Cluster(msgspec.Struct, frozen=True):
     max_batched_tokens: int
     vanilla_sd: str
     memory_share: float = MEMORY_SHARE
+    gpu_bytes: float = GPU_BYTES
+    gpu: str = "H800"
+    cost: CostModel | None = None
+    """Constants in place of the preset's."""
+    drafting: Mapping[str, float] = msgspec.field(default_factory=lambda: {"step_s": DRAFTING_S})
+    """What drafting adds to a step."""
 
     @property
     def nodes(self) -> float:
@@ -89,7 +117,7 @@ class Cluster(msgspec.Struct, frozen=True):
     @property
     def kv_capacity_tokens(self) -> int:
         """KV tokens of one instance: what weights leave of its memory, in whole blocks."""
-        free = self.gpus_per_instance * GPU_BYTES * self.memory_share - self.weight_bytes
+        free = self.gpus_per_instance * self.gpu_bytes * self.memory_share - self.weight_bytes
         return _whole_blocks(int(free / self.kv_bytes_per_token))
 
 
@@ -162,6 +190,7 @@ def on(cluster: Cluster, context_tokens: int) -> dict[str, Any]:
         "engine": {
             "sim": {
                 "preset": cluster.preset,
+                **({} if cluster.cost is None else {"cost": msgspec.structs.asdict(cluster.cost)}),
                 "instances": cluster.instances,
                 "kv_capacity_tokens": cluster.kv_capacity_tokens,
                 "block_tokens": BLOCK_TOKENS,
@@ -169,8 +198,8 @@ def on(cluster: Cluster, context_tokens: int) -> dict[str, Any]:
                 "max_batched_tokens": cluster.max_batched_tokens,
                 "max_model_tokens": context_tokens,
                 "report_interval_s": 5.0,
-                "acceptance": {"step_s": DRAFTING_S},
-                "drafts": {cluster.vanilla_sd: {"step_s": DRAFTING_S}},
+                "acceptance": cluster.drafting,
+                "drafts": {cluster.vanilla_sd: cluster.drafting},
             }
         },
         "plugin": {
@@ -189,17 +218,19 @@ def crowded(
     lengths: DrawnLengths | Sequence[Sequence[GroupLengths]],
     cluster: Cluster,
     instances: int,
-    pressure: float,
+    pressure: float | None,
 ) -> Workload:
     """Return a workload on so many instances of ``cluster``, with as much KV as makes it as crowded.
 
     ``pressure``: the KV that all responses of the first iteration fill in the end, over what there is.
-    An instance has room for the longest context at least.  All tools work at once, however long they take.
+    None leaves each instance the KV that its GPUs hold.  An instance has room for the longest context at
+    least.  All tools work at once, however long they take.
     """
     first = Workload(name, lengths, {}).groups(0)
     recorded = lengths if not isinstance(lengths, DrawnLengths) else [first]
     longest = max(group.prompt_tokens + group.max_tokens for groups in recorded for group in groups)
-    capacity = max(context_tokens(first) / pressure / instances, longest)
+    holds = cluster.kv_capacity_tokens if pressure is None else context_tokens(first) / pressure / instances
+    capacity = max(holds, longest)
     tables = on(cluster, longest)
     tables["engine"]["sim"] |= {
         "instances": instances,
@@ -225,6 +256,44 @@ def scaled(workload: Workload, share: float) -> Workload:
     tables = {**workload.tables, "engine": {"sim": {**engine, "instances": instances}}}
     lengths = msgspec.structs.replace(workload.lengths, groups=groups)
     return Workload(f"{workload.name} x {share:g}", lengths, tables)
+
+
+def cluster_of(sizes: ModelSizes, gpu: GpuPeaks, name: str, gpus: int, reached: Reached = TYPICAL) -> Cluster:
+    """Return an instance of any model on so many GPUs, which ``name`` names.
+
+    Raises:
+        ConfigError: its weights leave no room for KV.
+    """
+    cost = cost_on(sizes, gpu, gpus, reached)
+    cluster = Cluster(
+        preset="cpu-tiny",
+        instances=1,
+        gpus_per_instance=gpus,
+        weight_bytes=cost.weight_bytes + cost.expert_bytes,
+        kv_bytes_per_token=cost.kv_bytes_per_token,
+        max_running=MEASURED_RUNNING,
+        max_batched_tokens=8192,
+        vanilla_sd="suffix",
+        gpu_bytes=gpu.memory_bytes,
+        gpu=name,
+        cost=cost,
+        drafting=MEASURED_DRAFTING,
+    )
+    if cluster.kv_capacity_tokens < 1:
+        raise ConfigError(
+            f"the model's {cluster.weight_bytes / 1e9:,.0f} GB of weights leave no room for KV on {gpus} of"
+            f" {name}; give more with --gpus"
+        )
+    return cluster
+
+
+def _measured(name: str) -> Cluster:
+    """Return the instances of a measured preset."""
+    measured = MEASURED[name]
+    cluster = cluster_of(
+        measured.sizes, GPUS[measured.gpu], measured.gpu.upper(), measured.gpus, measured.reached
+    )
+    return msgspec.structs.replace(cluster, preset=name, cost=None)
 
 
 # Sizes: model cards.  The limit on batched tokens is assumed.
@@ -269,6 +338,9 @@ CLUSTERS = {
         max_batched_tokens=65536,
         vanilla_sd="mtp",
     ),
+    "qwen3-32b": _measured("h100-qwen3-32b-tp4"),
+    "gpt-oss-120b": _measured("h200-gpt-oss-120b-tp4"),
+    "deepseek-v3": _measured("h200-deepseek-v3-tp8"),
 }
 
 # Requests, group sizes, longest and mean responses: the paper.  Sigma and group share are fitted (see

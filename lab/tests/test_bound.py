@@ -9,8 +9,8 @@ from seer_lab.lengths import GroupLengths, RecordedTurn, with_longer_turns
 from seer_lab.policies import POLICIES
 from seer_lab.simulate import simulate
 from seer_lab.workloads import CLUSTERS, SYNTHETIC, WORKLOADS, crowded, scaled
-from seer_sim.cost import PRESETS
 from seer_sim.drafts import Drafts
+from seer_sim.presets import PRESETS
 
 NAMES = ("verl", "divided", "context", "oracle", "seer", "grouped-sd-on-verl", "verl+sd")
 LENGTHS = ("groups=16", "group_size=8", "mean_tokens=900", "cap_tokens=4000", "prompt_tokens=200")

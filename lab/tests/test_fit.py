@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from seer_cli.profiles import make_profile, mean_info, mean_times
 from seer_lab.fit import fit
-from seer_sim.cost import PRESETS
 from seer_sim.drafts import Drafts
+from seer_sim.presets import PRESETS
 from seer_sim.profile import step_times
 
 from seer_core.errors import ConfigError

@@ -13,7 +13,8 @@ from seer_core.json_files import SHOWN, describe_flaw
 from seer_core.plugins.config_types import NotNegative
 from seer_core.ports.drafting import SourceSpec
 from seer_sim.acceptance import Acceptance
-from seer_sim.cost import PRESETS, CostModel
+from seer_sim.cost import CostModel
+from seer_sim.presets import PRESETS
 
 __all__ = ["ENGINE", "METHODS", "Class", "Drafts", "make_methods", "method_of"]
 

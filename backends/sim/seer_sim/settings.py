@@ -14,9 +14,10 @@ from seer_core.json_files import describe_flaw
 from seer_core.plugins.config_types import NotNegative
 from seer_core.plugins.labels import InstanceLabels
 from seer_sim.clock import VirtualClock
-from seer_sim.cost import PRESETS, CostModel
+from seer_sim.cost import CostModel
 from seer_sim.drafts import Drafts
 from seer_sim.lengths import Lengths
+from seer_sim.presets import PRESETS
 
 __all__ = ["EmulatedSettings", "Kill", "check_instance", "check_limits", "cost_of", "schedule_losses"]
 
@@ -55,7 +56,19 @@ class EmulatedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     vocab_size: Annotated[int, Meta(ge=512)] = 32000
     """The size of the vocabulary from which tokens are made up."""
     preset: Literal[
-        "cpu-tiny", "h800-qwen2.5-14b", "h800-qwen2-vl-72b-tp8", "h800-moonlight", "h800-kimi-k2"
+        "cpu-tiny",
+        "h100-gpt-oss-120b-tp4",
+        "h100-qwen3-32b-tp4",
+        "h200-deepseek-v3-tp8",
+        "h200-gpt-oss-120b-tp4",
+        "h200-kimi-k2.5-tp8",
+        "h200-llama-3.1-8b",
+        "h200-minimax-m2.5-tp8",
+        "h200-qwen3-235b-tp4",
+        "h800-kimi-k2",
+        "h800-moonlight",
+        "h800-qwen2-vl-72b-tp8",
+        "h800-qwen2.5-14b",
     ] = "cpu-tiny"
     """The model and accelerator whose step times are emulated."""
     cost: dict[str, float] = {}

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 from seer_sim.clock import VirtualClock
-from seer_sim.cost import PRESETS
 from seer_sim.drafts import Drafts
 from seer_sim.engine import SimEngine
 from seer_sim.lengths import Lengths
+from seer_sim.presets import PRESETS
 
 from seer_core.model import InstanceInfo, Sampling
 from seer_core.ports.drafting import SourceSpec

@@ -2,8 +2,8 @@
 
 import msgspec
 import pytest
-from seer_sim.cost import PRESETS
 from seer_sim.drafts import Class, Drafts
+from seer_sim.presets import PRESETS
 
 QWEN, MOONLIGHT, KIMI = (PRESETS[f"h800-{name}"] for name in ("qwen2-vl-72b-tp8", "moonlight", "kimi-k2"))
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from seer_sim.cost import PRESETS
+from seer_sim.presets import PRESETS
 from seer_sim.tokens import EOS_TOKEN_ID, generate
 
 from seer_core.errors import EngineError

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 from seer_session.runtime import Runtime
-from seer_sim.cost import PRESETS
 from seer_sim.pool import Settings, SimKVPool
+from seer_sim.presets import PRESETS
 
 from seer_core.errors import EngineError
 from seer_core.ports.contracts import flaw_of

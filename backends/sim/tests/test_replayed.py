@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from seer_sim.cost import PRESETS
 from seer_sim.draft_choice import Offer, choose, gamma_tail, offers_of, together
 from seer_sim.drafts import Drafts
+from seer_sim.presets import PRESETS
 from seer_sim.replayed import SEGMENT_TOKENS, DraftedText, ReplayedDrafts, ReplayedResponse
 
 POOR = DraftedText(verified=((0.5, 0.2), (0.1, 0.0)), accepted=((0.2, 0.1), (0.1, 0.0)), variance=(0.2, 0.1))

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from seer_sim.acceptance import PAPER_MEAN_LENGTHS, Acceptance, share_out
-from seer_sim.cost import PRESETS
 from seer_sim.drafts import METHODS, Drafts, make_methods
 from seer_sim.plugin import Settings
+from seer_sim.presets import PRESETS
 
 from seer_core.errors import ConfigError, EngineError
 from seer_core.ports.weights import directory
