@@ -81,6 +81,7 @@ class RemoteFleet:
         *,
         require: Exactness,
         processed_logprobs: bool,
+        shared_kv: bool | None,
         sampling: Sampling,
         model_dir: Path | None,
         kv_tokens: int,
@@ -92,6 +93,9 @@ class RemoteFleet:
     ) -> None:
         self.require: Exactness = require
         self.processed_logprobs = processed_logprobs
+        self.shared_kv = shared_kv
+        self.turns = 0
+        self.token = token_hex(4)
         self.sampling = sampling
         self.kv_tokens = kv_tokens
         self.max_running = max_running
@@ -103,7 +107,6 @@ class RemoteFleet:
         self._model_dir = model_dir
         self._start_timeout_s = start_timeout_s
         self._reader = reader
-        self._token = token_hex(4)
         self._marks: dict[int, list[Likeness]] = {}
         """Of each version of the weights: one server of each kind, of which there should be one."""
         self._asking = threading.Lock()
@@ -133,6 +136,22 @@ class RemoteFleet:
     async def ask(self) -> dict[str, ServerFacts | Exception]:
         """Return what each server says of itself, or why it does not."""
         return await _ask_all([engine.address for engine in self.engines], self._connect, self._make)
+
+    async def another(self, url: str) -> Dialect | None:
+        """Return another server that answers, its connection open; None if there is none."""
+        for engine in self.engines:
+            if engine.address == url:
+                continue
+            connection = self._connect(engine.address)
+            connection.open()
+            dialect = self._make(connection)
+            try:
+                await dialect.facts()
+            except (Unreachable, RefusedCall, Malformed):
+                await connection.close()
+            else:
+                return dialect
+        return None
 
     async def ready(self) -> None:
         """Wait until the model is known; raises as ``model``."""
@@ -174,7 +193,7 @@ class RemoteFleet:
         for old in [each for each in self._marks if each < version]:
             del self._marks[old]
         # Another process's are not compared with these: its recipe, before the colon, has another token.
-        return f"served-{self._token}:{version}.{number}", flaws[0] if number else ""
+        return f"served-{self.token}:{version}.{number}", flaws[0] if number else ""
 
     async def follow(
         self,

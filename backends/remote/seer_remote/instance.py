@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from secrets import token_hex
 from typing import Protocol
 
@@ -31,6 +32,7 @@ from seer_remote.exactness import (
     seed_of,
     shape_of,
 )
+from seer_remote.figures import ServerFigures, fetch, measure
 from seer_remote.seer_servers import SeerServer
 
 __all__ = ["RemoteInstance", "SiblingServers"]
@@ -48,6 +50,10 @@ UNKNOWN_RUNNING = 256
 """vLLM's default for the sequences of a step, where a server does not say."""
 OVERLOADED = (408, 425, 429, 502, 503, 504)
 """HTTP's answers of a server, or of what stands before it, that may have another soon."""
+
+GUESSED_FETCH = 0.1
+"""What loading shared KV costs beside a prefill, where it was not measured."""
+MEASURED = Sampling(ignore_eos=True)
 
 REMEDY = "have it draw each token by its seed and its place alone"
 TESTS = "seer-tests"
@@ -71,6 +77,12 @@ class SiblingServers(Protocol):
     """The fleet, as its instances see it."""
 
     require: Exactness
+    shared_kv: bool | None
+    """Whether servers share KV; None has it measured."""
+    turns: int
+    """How often the KV that servers share was to be forgotten."""
+    token: str
+    """Stands for the fleet."""
     processed_logprobs: bool
     """Whether log-probs may be those after temperature and cuts."""
     sampling: Sampling
@@ -87,6 +99,10 @@ class SiblingServers(Protocol):
 
         And why it is not that of the first server with this version; empty if it is.
         """
+        ...
+
+    async def another(self, url: str) -> Dialect | None:
+        """Return another server that answers, its connection open; None if there is none."""
         ...
 
     async def ready(self) -> None:
@@ -142,6 +158,9 @@ class RemoteInstance:
         self._asleep = False
         self._levels: dict[str, Exactness] = {}
         self._tests: dict[str, asyncio.Task[None]] = {}
+        self._figures = ServerFigures()
+        self._fetch_s: float | None = None
+        """The time to find one token's KV that another server has written; None where none is shared."""
         self._noise = 0.0
         self._raw = True
         """Whether its log-probs are those of the model's own distribution."""
@@ -178,6 +197,7 @@ class RemoteInstance:
             self.dialect.names_jobs = self.seer.attached
             self._raw = await reports_raw(self._try, facts.vocab_size)
             level = await self._level_of(self._siblings.sampling)
+            await self._measure(facts)
             self._version = 0
             if not self._siblings.version:  # or else the runtime looks, by ``update_weights``
                 _, flaw = await self._look(0)
@@ -214,6 +234,9 @@ class RemoteInstance:
             max_running=info.max_running,
             label=self._label,
             raw_logprobs=self._raw,
+            prefill_s_per_token=round(self._figures.prefill_s_per_token, 7),
+            step_s=round(self._figures.step_s, 5),
+            shares_kv=self._fetch_s is not None,
         )
         for lack in facts.lacks:
             log.warning("server_lacks", instance=self.id, url=self.address, remedy=lack)
@@ -250,7 +273,7 @@ class RemoteInstance:
     async def stop(self) -> None:
         """Leave the server alone; it goes on."""
         if self._sink is not None:
-            self._turns += 1
+            self._turns += 1  # where KV is shared it stays: marks of the weights are looked at again
         await self.seer.detach()
         await self.close_calls()
         await self._down()
@@ -338,7 +361,39 @@ class RemoteInstance:
             metrics_address=self.address.partition("//")[2],
             exactness=level,
             raw_logprobs=self._raw,
+            prefill_s_per_token=self._figures.prefill_s_per_token,
+            step_s=self._figures.step_s,
+            fetch_s_per_token=self._fetch_s,
+            kv_kind="shared" if self._fetch_s is not None else "",
         )
+
+    # Figures.
+
+    async def _measure(self, facts: ServerFacts) -> None:
+        """Time the server, and find out whether it finds KV that another one has written."""
+        kv_tokens = self._siblings.kv_tokens or facts.kv_tokens
+        ask = partial(self._ask, self.dialect)
+        figures = self._figures = await measure(ask, facts, kv_tokens)
+        self._fetch_s = None
+        if self._siblings.shared_kv is False or self.seer.attached:
+            return  # in the latter case Seer's own half says what sharing costs
+        other = await self._siblings.another(self.address)
+        if other is not None:
+            try:
+                theirs = partial(self._ask, other)
+                self._fetch_s = await fetch(theirs, ask, facts, kv_tokens, figures.token_s)
+            except (Unreachable, RefusedCall, Malformed) as error:  # of either
+                log.warning("shared_kv_unknown", instance=self.id, error=str(error))
+            finally:
+                await other.connection.close()
+        if self._fetch_s is None and self._siblings.shared_kv:
+            self._fetch_s = GUESSED_FETCH * figures.prefill_s_per_token
+
+    async def _ask(self, dialect: Dialect, tokens: list[int], most: int) -> ServerChunk:
+        """Have a server write for a measurement, under a salt that all have in common."""
+        name, salt = self._name(), f"seer-{self._siblings.token}"
+        job = ChunkJob("", name, TESTS, tokens, len(tokens), most, MEASURED, 0, 0)
+        return await dialect.write(name, job, tokens, most, 0, salt)
 
     # Exactness.
 
@@ -564,7 +619,14 @@ class RemoteInstance:
     @property
     def _salt(self) -> str:
         """A salt that keeps KV of other weights, and of before a reset, from being used."""
+        if self._fetch_s is not None:
+            return f"seer-{self._siblings.token}-{self._version}-{self._siblings.turns}"
         return f"seer-{self._run}-{self._version}-{self._turns}"
+
+    def _forget(self) -> None:
+        """Use no KV that was written until now."""
+        self._turns += 1
+        self._siblings.turns += 1
 
     async def write(self, job: ChunkJob) -> ChunkOutput:
         """Have a chunk written that the scheduler has not sent, beside those that it has.
@@ -600,7 +662,7 @@ class RemoteInstance:
     async def reset_cache(self) -> None:
         """Let later chunks use no KV of earlier ones."""
         self._expect_idle("reset its cache")
-        self._turns += 1
+        self._forget()
 
     async def update_weights(self, source: WeightSpec, version: int) -> str | None:
         """Have the server load a directory, or look whether its owner has loaded new weights.
@@ -616,7 +678,7 @@ class RemoteInstance:
                         f"instance {self.id!r} is a server, which loads weights from directories alone"
                     )
                 await self.dialect.load_weights(source.directory, version)
-            self._turns += 1  # the look uses no KV of the old ones
+            self._forget()  # the look uses no KV of the old ones
             fingerprint, _ = await self._look(version)
         except (Unsupported, RefusedCall, Malformed) as error:
             raise EngineError(f"instance {self.id!r}, the server at {self.address}: {error}") from error
@@ -632,7 +694,8 @@ class RemoteInstance:
             raise EngineError(f"instance {self.id!r} is down")
         if self._jobs:
             raise EngineError(f"instance {self.id!r} runs {len(self._jobs)} chunks")
-        self._turns += not self._asleep
+        if not self._asleep:
+            self._forget()
         self._asleep = True
         return 0
 

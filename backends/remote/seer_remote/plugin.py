@@ -59,6 +59,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     runs; ``reproducible``, with the same chunks; ``distributed``, not at all. A server that does less is
     refused.
     """
+    shared_kv: bool | None = None
+    """Whether a server finds the KV that another has written, as with Mooncake's store, with a connector of
+    Seer's or with HiCache. Without it, this is tried at the start, which needs servers that report cached
+    tokens.
+    """
     processed_logprobs: bool = False
     """Whether servers may report log-probs after temperature and cuts in place of the model's own; without
     it, a sampling under which they differ is refused.
@@ -121,6 +126,7 @@ def seer_make_engines(settings: Settings, startup: Startup) -> RemoteFleet:
         watch,
         require=settings.require,
         processed_logprobs=settings.processed_logprobs,
+        shared_kv=settings.shared_kv,
         sampling=startup.sampling,
         model_dir=None if settings.model is None else startup.path(settings.model),
         kv_tokens=settings.kv_tokens,

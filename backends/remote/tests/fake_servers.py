@@ -47,6 +47,8 @@ class FakeVllm:
         """What Seer's half in it says, if it has one."""
         self.answer: Callable[[ServedCall], ServedAnswer] = lambda call: ServedAnswer()
         self.calls: list[ServedCall] = []
+        self.store: set[tuple[Any, ...]] = set()
+        """Contexts whose KV it has, by their salts; two that have one object share KV."""
         self.token_s = 0.0
         self.spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
         self.before: Callable[[dict[str, Any]], Awaitable[Any]] | None = None
@@ -184,7 +186,8 @@ class FakeVllm:
             "logprobs": {"content": content},
             "weight_versions": [{"version": self.label, "start": 0, "end": len(tokens)}],
         }
-        answer = {"request_id": name, "choices": [choice], "usage": None}
+        answer = {"request_id": name, "choices": [choice]}
+        answer["usage"] = {"prompt_tokens_details": {"cached_tokens": body["cached"]}}
         if (width := how.get("prompt_logprobs")) is not None:
             others = {str(each): {"logprob": -3.0} for each in range(width)}
             places = [{str(token): {"logprob": -1.5}} | others for token in body["token_ids"]]
@@ -218,6 +221,9 @@ class FakeVllm:
                 message = f"{fact}. Vocabulary size: {self.vocab}"
                 return web.json_response({"error": {"message": message}}, status=400)
         self.requests.append(body)
+        key = (body.get("cache_salt"), *context)
+        body["cached"] = len(context) - 1 if key in self.store else 0
+        self.store.add(key)
         if self.before is not None:
             await self.before(body)
         self.running.add(name)

@@ -256,3 +256,40 @@ def no_handles():
 def test_a_function_that_returns_no_handles_is_refused(name):
     with pytest.raises(ConfigError, match=r"engine\.remote\.handles"):
         handles.load_handles(name)
+
+
+# Figures.
+
+
+async def started(fleet, work=None):
+    async with runtime_of(fleet) as runtime:
+        if work is not None:
+            await work(runtime)
+        return dict(runtime.alive)
+
+
+def test_servers_that_share_kv_are_found_out_and_use_one_salt(fake, fleet_of):
+    one, two = fake(), fake()
+    apart = asyncio.run(started(fleet_of(one, two)))
+    assert [info.fetch_s_per_token for info in apart.values()] == [None, None]
+    assert all(info.step_s >= 0 and info.prefill_s_per_token >= 0 for info in apart.values())
+    two.store = one.store
+
+    async def roll(runtime):
+        await runtime.rollout(runtime.groups(PROMPTS)).wait()
+
+    together = asyncio.run(started(fleet_of(one, two), roll))
+    infos = list(together.values())
+    assert all(info.fetch_s_per_token is not None for info in infos)
+    assert infos[0].kv_domain == infos[1].kv_domain
+    assert infos[0].move_cost_from(infos[1]) < 1 or not infos[0].prefill_s_per_token
+    assert len({each["cache_salt"] for each in [*sent(one)[-8:], *sent(two)[-8:]]}) == 1
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_owner_may_say_whether_kv_is_shared(fake, fleet_of, shared):
+    one, two = fake(), fake()
+    if not shared:
+        two.store = one.store
+    infos = asyncio.run(started(fleet_of(one, two, shared_kv=shared))).values()
+    assert {info.fetch_s_per_token is not None for info in infos} == {shared}

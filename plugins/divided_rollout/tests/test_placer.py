@@ -10,6 +10,7 @@ import pytest
 import seer_divided_rollout
 from hypothesis import given, settings
 from seer_divided_rollout import KvAware, Settings
+from seer_divided_rollout.clients import other_clients
 
 from seer_core.errors import ConfigError
 from seer_core.model import GroupContext, InstanceInfo, InstanceStatus, Request
@@ -664,3 +665,16 @@ def test_a_chunk_has_a_reserved_token_at_least(share, tokens, reserved):
     pool = Pool(KvAware(0.25, 0.0, share))
     pool.start("a", ends_early=True)
     assert pool.placer.place(pool.request(), tokens, pool.instances).reserved_tokens == reserved
+
+
+def test_kv_of_other_clients_counts_against_an_instance():
+    info = InstanceInfo("a", 1600, 16, 8, 1600)
+    instance = InstanceStatus(info, 0, running=2, reserved_kv_tokens=400)
+    request = Request(GroupContext("g", 0, 1, 10, 100), 0)
+    assert other_clients(request, instance, None) == 0
+    instance.reported_running, instance.reported_kv_usage = 2, 0.25
+    assert other_clients(request, instance, None) == 0
+    instance.reported_running, instance.reported_kv_usage = 8, 0.5
+    assert other_clients(request, instance, None) == -600  # six of eight use 600 of 800 tokens
+    instance.reported_waiting = 8
+    assert other_clients(request, instance, None) == -1400
