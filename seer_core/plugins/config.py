@@ -21,6 +21,7 @@ from seer_core.plugins.discovery import TABLES, offered
 from seer_core.scheduling.scheduler import CORE
 
 __all__ = [
+    "NO_COPY",
     "Config",
     "RestartsTable",
     "RolloutTable",
@@ -42,6 +43,9 @@ LONGEST_NAME = 100
 
 MOST_NESTED = 100
 """Tables within tables; Python's own recursion ends at a thousand calls."""
+
+NO_COPY = "none"
+"""The value of ``[seer].weights_dir`` for no copy."""
 
 LEAST_INTEGER, MOST_INTEGER = -(2**63), 2**63 - 1
 """TOML's own limits, which Python's reader does not check."""

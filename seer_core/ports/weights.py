@@ -1,8 +1,8 @@
 """New weights for engines: the contract of trainers, engines and the core.
 
 A ``WeightSpec`` names the weights of one version.  Each engine's process makes a ``WeightSource`` of it, once
-for an update, and reads the tensors; an engine depends on this Protocol alone.  ``versions`` counts the
-updates, ``copies`` keep the tensors of a directory, ``shared`` memory carries them without a file.
+for an update, and reads the tensors; an engine depends on this Protocol alone.  A ``WeightStore`` keeps them
+for instances that start later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,18 @@ from typing import Any, Protocol
 
 import msgspec
 
-__all__ = ["BROADCAST", "DIRECTORY", "OWNER", "SHARED_MEMORY", "WeightSource", "WeightSpec", "directory"]
+__all__ = [
+    "BROADCAST",
+    "DIRECTORY",
+    "FIRST_WEIGHTS",
+    "OWNER",
+    "SHARED_MEMORY",
+    "VersionedWeights",
+    "WeightSource",
+    "WeightSpec",
+    "WeightStore",
+    "directory",
+]
 
 BROADCAST = "broadcast"
 """Short name of the source that receives what ``BroadcastWeights`` of ``seer-worker`` sends."""
@@ -50,6 +61,43 @@ class WeightSpec(msgspec.Struct, frozen=True):
 def directory(path: str | Path, digest: str = "") -> WeightSpec:
     """Return the spec of a directory of safetensors; the runtime adds the ``digest`` of its files."""
     return WeightSpec(DIRECTORY, {"directory": str(path)} | ({"digest": digest} if digest else {}))
+
+
+class VersionedWeights(msgspec.Struct, frozen=True):
+    """Weights of one version: the ``source`` that the user named, and what is ``kept`` for engines to load.
+
+    ``digest`` is over the names and bytes of what is kept; empty where nothing else than the source is.
+    """
+
+    version: int
+    source: WeightSpec
+    kept: WeightSpec
+    digest: str = ""
+
+
+FIRST_WEIGHTS = VersionedWeights(0, directory(""), directory(""))
+"""The weights with which engines start, from the place in their config."""
+
+
+class WeightStore:
+    """Keeps the current weights as they were for instances that start later; this one keeps the source alone.
+
+    ``keep`` and ``check`` may block for as long as they read.
+    """
+
+    def keep(self, source: WeightSpec, version: int) -> VersionedWeights:
+        """Keep what is in ``source`` now; an EngineError if that is impossible."""
+        return VersionedWeights(version, source, source)
+
+    def check(self, weights: VersionedWeights) -> None:
+        """Raise EngineError if weights with a digest are gone or have changed since they were kept."""
+
+    def drop(self, version: int) -> None:
+        """Delete what is kept of a version, if there is anything."""
+
+    def close(self, current: VersionedWeights) -> VersionedWeights:
+        """Delete all that is kept; return the current weights as the next start loads them."""
+        return current
 
 
 class WeightSource(Protocol):

@@ -40,11 +40,12 @@ from seer_core.ports.contracts import implemented
 from seer_core.ports.engine import ChunkEnder, ChunkOutput, ChunkPiece
 from seer_core.ports.extension import Extender, HeldResponse, MakeExtender
 from seer_core.ports.journal import Journal, WrittenResponse
+from seer_core.ports.weights import WeightStore
 from seer_core.runtime.fleet import Fleet
 from seer_core.runtime.groups import check_groups
 from seer_core.runtime.observers import ObserverHub, stop_strategy
 from seer_core.runtime.rollout import Rollout
-from seer_core.runtime.transcripts import ClosedRequest, Transcripts
+from seer_core.runtime.transcripts import ClosedRequest, ReadText, Transcripts
 from seer_core.scheduling.scheduler import Scheduler
 
 __all__ = ["RolloutController"]
@@ -62,10 +63,13 @@ class RolloutController:
     gets no more events until ``use``.  ``iteration`` counts the closed rollouts that had groups.
     """
 
-    def __init__(self, assembly: Assembly, settings: SeerTable) -> None:
+    def __init__(
+        self, assembly: Assembly, settings: SeerTable, weights: WeightStore, read_text: ReadText | None
+    ) -> None:
         strategies = assembly.strategies
         self._settings = settings
-        self.fleet = Fleet(assembly.fleet, settings, self, strategies.drafter, assembly.kv_pool)
+        self._read_text = read_text
+        self.fleet = Fleet(assembly.fleet, settings, self, weights, strategies.drafter, assembly.kv_pool)
         self.use(strategies)
         self.rollout: Rollout | None = None
         self.iteration = 0
@@ -147,7 +151,7 @@ class RolloutController:
         self._transcripts = Transcripts(
             fleet.weights.current.version,
             token_hex(6),  # random: several runs may share what is kept beside the engines
-            None if fleet.tokenizer is None else fleet.tokenizer.decode,
+            self._read_text,
             sharing=fleet.shares_sibling_tokens,
             chunk_numbers=self._chunk_numbers,
         )

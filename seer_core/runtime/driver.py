@@ -13,7 +13,7 @@ import structlog
 
 from seer_core.errors import EngineError, SeerError, WeightVersionError
 from seer_core.model import InstanceInfo, PromptGroup
-from seer_core.plugins.config import Config, RolloutTable, SeerTable, load_config
+from seer_core.plugins.config import NO_COPY, Config, RolloutTable, SeerTable, load_config
 from seer_core.plugins.loading import Assembly, Strategies, assemble
 from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import Clock, InstanceClient, ModelInfo, Tokenizer
@@ -22,11 +22,11 @@ from seer_core.ports.extension import MakeExtender
 from seer_core.ports.journal import Journal
 from seer_core.ports.kv import KVPool
 from seer_core.ports.policy import Observer
-from seer_core.ports.weights import OWNER, WeightSpec, directory
+from seer_core.ports.weights import OWNER, WeightSpec, WeightStore, directory
 from seer_core.runtime.controller import RolloutController
 from seer_core.runtime.rollout import Rollout
+from seer_core.runtime.transcripts import ReadText
 from seer_core.scheduling.scheduler import Slot
-from seer_core.weights.copies import NO_COPY
 
 __all__ = ["Driver"]
 
@@ -46,11 +46,14 @@ class Driver:
         assembly: Assembly,
         settings: SeerTable = SeerTable(),  # noqa: B008, immutable
         defaults: RolloutTable = RolloutTable(),  # noqa: B008, immutable
+        weights: WeightStore | None = None,
+        read_text: ReadText | None = None,
     ) -> None:
+        """Start nothing; ``weights`` keeps those of updates, ``read_text`` gives completions their text."""
         _log_on_standard_error()
         self.settings = settings
         self.defaults = defaults
-        self._controller = RolloutController(assembly, settings)
+        self._controller = RolloutController(assembly, settings, weights or WeightStore(), read_text)
         self._fleet = self._controller.fleet
         self._started = False
 

@@ -38,11 +38,11 @@ from seer_core.ports.engine import (
     Tokenizer,
 )
 from seer_core.ports.kv import KVPool
-from seer_core.ports.weights import WeightSpec
+from seer_core.ports.weights import WeightSpec, WeightStore
 from seer_core.runtime.observers import stop_strategy
 from seer_core.runtime.restarts import RestartBudget
+from seer_core.runtime.weights import WeightVersions
 from seer_core.scheduling.scheduler import Slot
-from seer_core.weights.versions import WeightVersions
 
 __all__ = ["END_CHUNKS_S", "Fleet", "FleetListener"]
 
@@ -86,6 +86,7 @@ class Fleet:
         engines: EngineFleet,
         settings: SeerTable,
         listener: FleetListener,
+        weights: WeightStore,
         drafter: Slot[Drafter] | None = None,
         kv_pool: Slot[KVPool] | None = None,
     ) -> None:
@@ -101,7 +102,7 @@ class Fleet:
         self.failed: dict[str, str] = {}
         self.reports: dict[str, InstanceReported] = {}
         self.degradations: dict[str, list[InstanceDegraded]] = {}
-        self.weights = WeightVersions(settings.weights_dir)
+        self.weights = WeightVersions(weights)
         self._listener = listener
         self.chunk_finished = listener.chunk_finished
         self.chunk_failed = listener.chunk_failed

@@ -11,7 +11,7 @@ import attrs
 import msgspec
 
 from seer_core.errors import PluginError, TransitionError, WeightVersionError
-from seer_core.model import ChunkRecord, Completion, PromptGroup, TurnRecord, request_seed
+from seer_core.model import ChunkRecord, Completion, PromptGroup, Sampling, TurnRecord, request_seed
 from seer_core.model.arrays import LEAST_LOGPROB, Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.events import (
     ChunkFailed,
@@ -27,11 +27,16 @@ from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
 from seer_core.ports.extension import HeldResponse
 from seer_core.ports.journal import WrittenResponse
 from seer_core.scheduling.sibling_tokens import SiblingLog
-from seer_core.text import text_before_stop
 
-__all__ = ["ClosedRequest", "Transcripts"]
+__all__ = ["ClosedRequest", "ReadText", "Transcripts"]
 
 A = TypeVar("A", Tokens, Logprobs)
+
+ReadText = Callable[[Sampling, Sequence[int], Sequence[int], bool], tuple[str | None, str | int | None]]
+"""Returns a response's text, and the stop string or token at which it ends, if there are any.
+
+Called with its sampling, the tokens of its prompt and its own, and whether it ended before its limit.
+"""
 
 _WRITTEN_OUT = (list, Tokens, Logprobs)
 """Types of tokens and log-probs that are there, not lazy; a tuple, since a union is made at each use."""
@@ -114,8 +119,9 @@ class Transcripts:
 
     It has no clock, no engine and no scheduler: times are arguments, and answers are returned.  Groups may
     come at any time, and are dropped when they are over.  ``rollout_id`` must be unique among all rollouts
-    anywhere.  ``decode`` turns tokens into text.  With ``sharing``, ``pending`` returns sibling tokens for
-    other instances, and finished responses are kept until their group is over, for instances that join late.
+    anywhere.  ``read_text`` gives completions their text.  With ``sharing``, ``pending`` returns sibling
+    tokens for other instances, and finished responses are kept until their group is over, for instances that
+    join late.
     ``chunk_numbers`` is shared by all rollouts of a run: ids of requests may come again, those of chunks not,
     or a late answer to a dropped chunk would pass for that of another one.
     """
@@ -124,7 +130,7 @@ class Transcripts:
         self,
         weight_version: int = 0,
         rollout_id: str = "",
-        decode: Callable[[Sequence[int]], str] | None = None,
+        read_text: ReadText | None = None,
         *,
         sharing: bool = False,
         chunk_numbers: Iterator[int] | None = None,
@@ -132,7 +138,7 @@ class Transcripts:
         self.weight_version = weight_version
         self.sharing = sharing
         self._rollout_id = rollout_id
-        self._decode = decode
+        self._read_text = read_text
         self._chunk_numbers = count() if chunk_numbers is None else chunk_numbers
         self._in_flight: dict[str, InFlightChunk] = {}
         self._open: dict[str, Transcript] = {}
@@ -539,13 +545,11 @@ class Transcripts:
         if siblings.group.turns and tokens > transcript.turn_start:
             turns = [*turns, TurnRecord(tokens - transcript.turn_start)]
         rewards = [turn.reward for turn in turns if turn.reward is not None]
-        ending = text_before_stop(
-            self._decode,
-            siblings.group.sampling,
-            siblings.prompt,
-            transcript.token_ids,
-            command.finish_reason == "stop" and not (turns and turns[-1].answer_tokens),
-        )
+        text, stop_reason = None, None
+        if self._read_text is not None:
+            stopped = command.finish_reason == "stop" and not (turns and turns[-1].answer_tokens)
+            response = siblings.group.sampling, siblings.prompt, transcript.token_ids, stopped
+            text, stop_reason = self._read_text(*response)
         completion = Completion(
             request_id=command.request_id,
             group_id=siblings.group.id,
@@ -553,14 +557,14 @@ class Transcripts:
             seed=transcript.seed,
             token_ids=transcript.token_ids,
             logprobs=transcript.logprobs,
-            text=ending.text,
+            text=text,
             finish_reason=command.finish_reason,
             weight_version=self.weight_version,
             chunks=transcript.chunks,
             instances=list(dict.fromkeys([chunk.instance for chunk in transcript.chunks])),
             finished_s=now,
             metadata=siblings.group.metadata,
-            stop_reason=ending.stop_reason,
+            stop_reason=stop_reason,
             top_logprobs=transcript.top_logprobs,
             prompt_logprobs=transcript.prompt_logprobs,
             turns=turns,

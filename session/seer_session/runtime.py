@@ -7,10 +7,12 @@ from functools import partial
 from typing import Any
 
 import attrs
+from seer_host.text import text_before_stop
+from seer_host.weight_copies import WeightCopies
 
-from seer_core.model import PromptGroup
-from seer_core.plugins.config import Config
-from seer_core.plugins.loading import fill_slots
+from seer_core.model import PromptGroup, Sampling
+from seer_core.plugins.config import Config, RolloutTable, SeerTable
+from seer_core.plugins.loading import Assembly, fill_slots
 from seer_core.ports.environment import Environment
 from seer_core.ports.extension import MakeExtender
 from seer_core.ports.journal import Journal
@@ -28,6 +30,23 @@ class Runtime(Driver):
 
     Use as an async context manager: entering starts all engines in parallel, leaving stops them.
     """
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        settings: SeerTable = SeerTable(),  # noqa: B008, immutable
+        defaults: RolloutTable = RolloutTable(),  # noqa: B008, immutable
+    ) -> None:
+        super().__init__(
+            assembly, settings, defaults, WeightCopies(settings.weights_dir), self._text_of_response
+        )
+
+    def _text_of_response(
+        self, sampling: Sampling, prompt: Sequence[int], token_ids: Sequence[int], stopped: bool
+    ) -> tuple[str | None, str | int | None]:
+        decode = None if self.tokenizer is None else self.tokenizer.decode
+        found = text_before_stop(decode, sampling, prompt, token_ids, stopped)
+        return found.text, found.stop_reason
 
     def groups(
         self, records: Iterable[Mapping[str, Any]], iteration: int | None = None, *, fitting: bool = False

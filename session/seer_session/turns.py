@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from seer_host.text import CONTEXT_TOKENS, text_before_stop
+
 from seer_core.model.arrays import Tokens
 from seer_core.ports.environment import AnsweredTurn, ModelTurn, Trajectory
 from seer_core.ports.extension import HeldResponse
-from seer_core.text import CONTEXT_TOKENS, text_before_stop
 
 __all__ = ["answered_turns", "trajectory_of", "turn_of"]
 

@@ -59,7 +59,7 @@ def test_what_a_prompt_has_for_its_engine_goes_out_with_each_chunk_and_answers_c
 
 
 def test_a_request_goes_out_in_chunks_and_comes_back_whole():
-    book = book_of(group(), decode=lambda tokens: f"{len(tokens)} tokens")
+    book = book_of(group(), read_text=lambda *response: (f"{len(response[2])} tokens", None))
     first = send(book)
     assert (first.id, first.token_ids, first.prompt_tokens, first.last) == ("a/0#0@x", [1, 2, 3], 3, False)
     assert book.under_way == [("x", "a/0#0@x")]

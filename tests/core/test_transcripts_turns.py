@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from seer_host.text import text_before_stop
 
 from seer_core.model import PromptGroup, Sampling, TurnRecord
 from seer_core.model.arrays import LEAST_LOGPROB, Logprobs, Tokens, TopLogprobs
@@ -22,8 +23,13 @@ def spelt(token_ids):
     return "".join(chr(token) if token > 32 else chr(96 + token) for token in token_ids)
 
 
+def read_text(*response):
+    found = text_before_stop(spelt, *response)
+    return found.text, found.stop_reason
+
+
 def book_of(group, written=(), **settings):
-    book = Transcripts(decode=spelt, **settings)
+    book = Transcripts(read_text=read_text, **settings)
     book.add(group, written)
     return book
 
@@ -148,7 +154,7 @@ def test_a_response_of_an_earlier_process_goes_on_in_its_turn(acting):
     left = WrittenResponse(
         Tokens(tokens), Logprobs([-0.5] * 5), turns=[TurnRecord(2, 1, 0.5, 1.0)], acting=acting
     )
-    book = Transcripts(decode=spelt)
+    book = Transcripts(read_text=read_text)
     spec = book.add(group(), [left, WrittenResponse()])
     assert spec.turns
     assert spec.resumed == (ResumedResponse(5, acting=acting), ResumedResponse(0))

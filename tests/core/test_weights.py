@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from seer_host.weight_copies import WeightCopies
 
 from seer_core.errors import EngineError, SeerError, WeightVersionError
 from seer_core.plugins.config import RestartsTable
 from seer_core.ports.weights import WeightSpec, directory
-from seer_core.weights.copies import WeightCopies
 from tests.support.eventually import aeventually
 
 
@@ -92,15 +92,15 @@ def test_a_copy_holds_the_tensors_and_a_number_used_once(store, checkpoint):
     first, second = (Path(each.kept.directory, "seer-nonce").read_text() for each in (weights, other))
     assert first != second
     assert (weights.version, weights.source) == (1, directory(checkpoint()))
-    weights.check()
+    store.check(weights)
 
 
 def test_a_copy_does_not_change_with_the_original_nor_vanish_with_it(store, checkpoint):
     weights = store.keep(directory(checkpoint(b"one")), 1)
     assert store.keep(directory(checkpoint(b"two")), 2).digest != weights.digest
-    weights.check()
+    store.check(weights)
     shutil.rmtree(checkpoint())
-    weights.check()
+    store.check(weights)
     assert store.keep(directory(checkpoint(b"one")), 3).digest == weights.digest
 
 
@@ -111,10 +111,10 @@ def test_a_copy_that_is_not_what_was_loaded_is_refused_with_both_digests(store, 
     with pytest.raises(
         EngineError, match=f"have changed: their digest is {other.digest}, and was {weights.digest}"
     ):
-        weights.check()
+        store.check(weights)
     shutil.rmtree(weights.kept.directory)
     with pytest.raises(EngineError, match=f"and was {weights.digest}"):
-        weights.check()
+        store.check(weights)
 
 
 def test_copies_are_deleted_one_by_one_and_together(store, checkpoint, place):
@@ -127,16 +127,16 @@ def test_copies_are_deleted_one_by_one_and_together(store, checkpoint, place):
     left = store.close(current)
     assert list(place.iterdir()) == []
     assert (left.kept, left.digest) == (left.source, current.digest)
-    left.check()
+    store.check(left)
 
 
-def test_without_copies_the_checkpoint_must_stay_as_it_was(checkpoint):
+def test_without_copies_the_checkpoint_must_stay_as_it_was(checkpoint, store):
     weights = WeightCopies("none").keep(directory(checkpoint(b"one")), 1)
     assert weights.kept == directory(checkpoint(b"one"), weights.digest)
-    weights.check()
+    store.check(weights)
     checkpoint(b"two")
     with pytest.raises(EngineError, match="have changed"):
-        weights.check()
+        store.check(weights)
 
 
 def test_a_source_without_safetensors_is_the_engines_own_business(store, place, tmp_path):

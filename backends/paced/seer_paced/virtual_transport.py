@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import msgspec
+from seer_host.scratch import Scratch
 from seer_sim.clock import VirtualClock
 from seer_worker.client.engine import InstanceSpec, Peer, WorkerClient
 from seer_worker.wire import Called, ControlCall, FromWorker, Start, Submit, ToWorker
 
 from seer_core.model import InstanceInfo
-from seer_core.scratch import Scratch
 from seer_paced.stepper import Stepper, TurnResult
 
 __all__ = ["VirtualEngine", "VirtualTransport"]

@@ -17,6 +17,8 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from msgspec import Struct
+from seer_host.checkpoint_files import NONCE, digest_of_files, weight_files
+from seer_host.scratch import Scratch
 from seer_host.shared_weights import SEALS, digest_of, new_buffer
 from seer_worker.handshake import ID_BYTES
 from seer_worker.machine import available_bytes
@@ -24,8 +26,6 @@ from seer_worker.process.remote import connect
 
 from seer_core.errors import EngineError
 from seer_core.ports.weights import DIRECTORY
-from seer_core.scratch import Scratch
-from seer_core.weights.checkpoint_files import NONCE, digest_of_files, weight_files
 
 __all__ = ["Cargo", "Fetched", "WeightKeeper", "hosts"]
 

@@ -18,8 +18,8 @@ from typing import Any
 import ray
 from msgspec import Struct, convert
 from seer_host.process import ChildProcess
+from seer_host.scratch import Scratch
 
-from seer_core.scratch import Scratch
 from seer_ray.keeper import Cargo, WeightKeeper, hosts
 
 __all__ = ["Started", "Supervisor"]

@@ -22,6 +22,7 @@ import attrs
 import msgspec
 import ray
 import structlog
+from seer_host.checkpoint_files import NONCE, digest_of_files, weight_files
 from seer_host.threads import in_thread
 from seer_worker.client.worker_port import WorkerPort
 
@@ -29,7 +30,6 @@ from seer_core.error_origin import one_line
 from seer_core.errors import EngineError
 from seer_core.json_files import describe_flaw
 from seer_core.ports.weights import DIRECTORY, SHARED_MEMORY, WeightSpec, directory
-from seer_core.weights.checkpoint_files import NONCE, digest_of_files, weight_files
 from seer_ray.keeper import SILENCE_S, Cargo, Fetched
 from seer_ray.supervisor import Started
 

@@ -8,11 +8,11 @@ from typing import Protocol
 
 import attrs
 import structlog
+from seer_host.text import text_before_stop
 
 from seer_core.error_origin import one_line
 from seer_core.model import Completion, PromptGroup
 from seer_core.ports.engine import Tokenizer
-from seer_core.text import text_before_stop
 from seer_server.parsing import ChatReader, ChatReading, Reading, TokenizerOfFiles, ToolCall
 from seer_server.protocol import ChatRequest
 from seer_server.text import StreamedText

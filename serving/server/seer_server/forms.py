@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from seer_host.forms import compile_form
 from seer_host.threads import in_thread
 
 from seer_core.model import Completion, StructuredOutputs
-from seer_core.model.forms import compile_form
 from seer_server.neutral import FieldError
 
 __all__ = ["FIELD", "Forms", "after_reasoning", "refusal_of"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from seer_host.text import GrowingText
+
 from seer_core.model import Sampling
-from seer_core.text import GrowingText
 
 __all__ = ["StreamedText"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import attrs
 import msgspec
+from seer_host.text import REPLACEMENT
 
 from seer_core.ports.engine import Tokenizer
-from seer_core.text import REPLACEMENT
 
 __all__ = ["NamedPlace", "Pairs", "Place", "TokenNames", "Words", "names_of"]
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seer_host.text import REPLACEMENT, GrowingText, find_stop, text_before_stop
 from seer_server.text import StreamedText
 from seer_worker.tokenizer import ModelTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from seer_core.model import Sampling
 from seer_core.model.arrays import Tokens
-from seer_core.text import REPLACEMENT, GrowingText, find_stop, text_before_stop
 
 WEIGHTS = Path(__file__).parents[3] / "examples/tiny_reasoner/weights"
 

@@ -12,12 +12,12 @@ from typing import BinaryIO
 
 import structlog
 from seer_host.process import ChildProcess, ProcessGroup
+from seer_host.scratch import Scratch
 
 from seer_core.errors import EngineError
 from seer_core.json_files import describe_flaw
 from seer_core.ports.kv import LOOPBACK
 from seer_core.ports.weights import WeightSpec
-from seer_core.scratch import Scratch
 from seer_worker.client.channel import Channel
 from seer_worker.client.fork_server import ForkRefusedError, fork
 from seer_worker.client.worker_log import WorkerLog

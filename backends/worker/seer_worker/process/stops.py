@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import attrs
+from seer_host.text import GrowingText, find_stop
 
 from seer_core.ports.engine import ChunkJob
-from seer_core.text import GrowingText, find_stop
 
 __all__ = ["StopStrings"]
 

@@ -16,9 +16,9 @@ from typing import Any
 import attrs
 import msgspec
 import torch
+from seer_host.forms import compile_form
 from torch import Tensor
 
-from seer_core.model.forms import compile_form
 from seer_core.model.sampling import StructuredOutputs
 
 __all__ = ["Grammars", "grammars_of"]

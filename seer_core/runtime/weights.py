@@ -11,8 +11,7 @@ import structlog
 
 from seer_core.errors import EngineError, WeightVersionError
 from seer_core.ports.engine import InstanceClient
-from seer_core.ports.weights import WeightSpec
-from seer_core.weights.copies import FIRST_WEIGHTS, WeightCopies
+from seer_core.ports.weights import FIRST_WEIGHTS, WeightSpec, WeightStore
 
 __all__ = ["WeightVersions"]
 
@@ -22,9 +21,9 @@ log = structlog.get_logger("seer")
 class WeightVersions:
     """Brings engines to the ``current`` weights, which instances load when they start."""
 
-    def __init__(self, weights_dir: str = "") -> None:
+    def __init__(self, store: WeightStore) -> None:
         self.current = FIRST_WEIGHTS
-        self._store = WeightCopies(weights_dir)
+        self._store = store
         self._loaded: dict[str, int] = {}
         self._fingerprints: dict[tuple[int, str], str] = {}
         self._settled = asyncio.Event()
@@ -120,7 +119,7 @@ class WeightVersions:
             version = weights.version
             try:
                 if weights.digest:
-                    await asyncio.to_thread(weights.check)
+                    await asyncio.to_thread(self._store.check, weights)
                 fingerprint = await engine.update_weights(weights.kept, version)
             except EngineError:
                 await self._settled.wait()

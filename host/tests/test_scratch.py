@@ -4,13 +4,13 @@ import os
 import subprocess
 import sys
 
-from seer_core.scratch import Scratch
+from seer_host.scratch import Scratch
 
 
 def test_a_directory_goes_with_its_process_or_with_the_next(tmp_path):
     script = f"""
 import os, signal
-from seer_core.scratch import Scratch
+from seer_host.scratch import Scratch
 print(Scratch("mine-", {str(tmp_path)!r}).path, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

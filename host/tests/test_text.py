@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from seer_host.text import GrowingText, find_stop, text_before_stop
 
 from seer_core.model import Sampling
 from seer_core.model.arrays import Tokens
-from seer_core.text import GrowingText, find_stop, text_before_stop
 
 WORDS = ["let", "me", "be", "quick", "."]
 

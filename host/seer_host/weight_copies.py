@@ -17,58 +17,22 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import attrs
+import msgspec
 
 from seer_core.errors import EngineError
-from seer_core.ports.weights import WeightSpec, directory
-from seer_core.scratch import Scratch
-from seer_core.weights.checkpoint_files import NONCE, digest_of_files, weight_files
+from seer_core.plugins.config import NO_COPY
+from seer_core.ports.weights import VersionedWeights, WeightSpec, WeightStore, directory
+from seer_host.checkpoint_files import NONCE, digest_of_files, weight_files
+from seer_host.scratch import Scratch
 
-__all__ = ["FIRST_WEIGHTS", "NO_COPY", "VersionedWeights", "WeightCopies"]
-
-NO_COPY = "none"
-"""The value of ``[seer].weights_dir`` for no copy."""
+__all__ = ["WeightCopies"]
 
 PREFIX = "seer-weights-"
 FICLONE = 0x40049409
 """``ioctl`` that makes a file share its blocks with another (Linux, ``linux/fs.h``)."""
 
 
-@attrs.frozen
-class VersionedWeights:
-    """Weights of one version: the ``source`` that the user named, and what is ``kept`` for engines to load.
-
-    ``digest`` is over the names and bytes of all files of tensors; empty where ``source`` is no directory of
-    them, and so is not copied.
-    """
-
-    version: int
-    source: WeightSpec
-    kept: WeightSpec
-    digest: str = ""
-
-    def check(self) -> None:
-        """Raise EngineError if the weights are gone or have changed since they were loaded first."""
-        try:
-            found = digest_of_files(weight_files(Path(str(self.kept))))
-        except OSError as error:
-            raise EngineError(f"{self._name} cannot be read any more: {error}") from error
-        if found != self.digest:
-            raise EngineError(
-                f"{self._name} have changed: their digest is {found}, and was {self.digest} when they were"
-                " loaded; update the weights to go on with what is there"
-            )
-
-    @property
-    def _name(self) -> str:
-        return f"the weights of version {self.version}, from {str(self.source)!r}, in {str(self.kept)!r}"
-
-
-FIRST_WEIGHTS = VersionedWeights(0, directory(""), directory(""))
-"""The weights with which engines start, from the place in their config."""
-
-
-class WeightCopies:
+class WeightCopies(WeightStore):
     """Keeps copies of weights in a directory of its own under ``place``, or under the temporary directory.
 
     With ``place`` ``none`` it keeps digests alone: then an instance that starts later needs the checkpoint
@@ -113,6 +77,20 @@ class WeightCopies:
             self.drop(version)
             raise
 
+    def check(self, weights: VersionedWeights) -> None:
+        """Raise EngineError if the weights are gone or have changed since they were loaded first."""
+        places = f"from {str(weights.source)!r}, in {str(weights.kept)!r}"
+        name = f"the weights of version {weights.version}, {places}"
+        try:
+            found = digest_of_files(weight_files(Path(str(weights.kept))))
+        except OSError as error:
+            raise EngineError(f"{name} cannot be read any more: {error}") from error
+        if found != weights.digest:
+            raise EngineError(
+                f"{name} have changed: their digest is {found}, and was {weights.digest} when they were"
+                " loaded; update the weights to go on with what is there"
+            )
+
     def drop(self, version: int) -> None:
         """Delete the copy of a version, if there is one."""
         if self._scratch is not None:
@@ -123,7 +101,7 @@ class WeightCopies:
         if self._scratch is not None:
             self._scratch.close()
             self._scratch = None
-        return attrs.evolve(current, kept=current.source)
+        return msgspec.structs.replace(current, kept=current.source)
 
 
 def _copy(source: Path, target: Path) -> None:

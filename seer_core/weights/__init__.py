@@ -1,1 +1,0 @@
-"""Weights on their way to the engines: versions, copies on disk, tensors in shared memory."""
