@@ -10,11 +10,11 @@ from seer_journal.records import Aborted, Begun, Opened, WrittenChunk
 from seer_rl.checkpoints import TrainingState
 from seer_rl.metrics import FIELDS, METRICS
 from seer_session.prompts import BadPrompt, PromptRecord
+from seer_session.results import Summary
 from seer_trace.records import TraceRecord
 
 from reference.page import Page, markdown
 from seer_core.model import ChunkRecord, Completion
-from seer_core.model.results import Summary
 from seer_core.ports.kv import PoolStats
 
 __all__ = ["SUMMARY", "page"]

@@ -9,25 +9,20 @@ from typing import Any
 
 from seer_core.errors import SeerError
 from seer_core.model import Completion, PromptGroup, Sampling
-from seer_core.model.results import RolloutResult, Summary
 from seer_core.plugins.config import Config, load_config
 from seer_core.runtime.driver import Driver
-from seer_core.runtime.rollout import Rollout
 
 __all__ = [
     "Completion",
     "Config",
     "Driver",
     "PromptGroup",
-    "Rollout",
-    "RolloutResult",
     "Sampling",
     "SeerError",
-    "Summary",
     "load_config",
 ]
 
-ABOVE = {"Runtime", "Session", "SharedWeights", "rollout"}
+ABOVE = {"Rollout", "RolloutResult", "Runtime", "Session", "SharedWeights", "Summary", "rollout"}
 """Names that people look for here, and that stand above the core."""
 
 

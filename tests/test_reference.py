@@ -9,12 +9,12 @@ from typing import Annotated
 import pytest
 from msgspec import Meta, Struct
 from openapi_spec_validator import validate
+from seer_session.results import Summary
 
 from reference import http_answers, openapi, pages
 from reference.fields import fields_of, meanings_of
 from reference.files import SUMMARY
 from reference.page import PAGES, ROOT, Page, markdown
-from seer_core.model.results import Summary
 
 BY_HAND = {
     "hooks.md",

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import attrs
 import msgspec
+from seer_session.results import RolloutResult, Summary
 from seer_session.runtime import Runtime
 
 from seer_cli.compare_table import compare_table
@@ -15,7 +16,6 @@ from seer_cli.machine import FIXED_WORK, mean_wall_s
 from seer_cli.stats import Stats
 from seer_core.errors import ConfigError
 from seer_core.model import PromptGroup
-from seer_core.model.results import RolloutResult, Summary
 from seer_core.plugins.config import Config
 from seer_core.plugins.loading import fill_slots, installed, load, unknown_plugin
 from seer_core.ports.engine import MachineProbe

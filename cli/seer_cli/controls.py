@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 import structlog
 from msgspec import Meta
+from seer_session.rollouts import Rollout
 from seer_session.runtime import Runtime
 
 from seer_core.errors import InputError, SeerError, quote
 from seer_core.ports.policy import Observer
-from seer_core.runtime.rollout import Rollout
 
 __all__ = ["RunCommand", "RunControls", "carry_out", "watched"]
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 import attrs
+from seer_session.results import tail_requests
 from seer_trace.chunk_runs import Cause, ChunkFollower, ChunkRun, InstanceLoad, group_of
 
 from seer_core.model.events import (
@@ -26,7 +27,6 @@ from seer_core.model.events import (
     InstanceStopped,
     InstanceWaiting,
 )
-from seer_core.model.results import tail_requests
 from seer_core.ports.policy import Observer
 
 __all__ = ["InstanceLine", "RunProgress", "Tail"]

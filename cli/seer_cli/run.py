@@ -14,6 +14,7 @@ import click
 import msgspec
 from seer_journal import DiskJournal, Safety
 from seer_session.prompts import PromptsFile, read_prompts
+from seer_session.results import Summary
 from seer_session.runtime import Runtime
 
 from seer_cli.common import config_options, degradation_line, main_options, run_async
@@ -25,7 +26,6 @@ from seer_cli.output import RUN_FILES, InputPath, check_apart, check_writable, w
 from seer_cli.output_dir import OutputDir
 from seer_cli.report.options import DASHBOARD_OPTION
 from seer_core.errors import SeerError, printable
-from seer_core.model.results import Summary
 from seer_core.plugins.config import Config
 from seer_core.plugins.loading import Assembly, assemble
 from seer_core.ports.kv import PoolStats

@@ -33,7 +33,6 @@ from seer_core.model.events import (
     RolloutPaused,
     RolloutResumed,
 )
-from seer_core.model.results import Tally
 from seer_core.plugins.config import SeerTable
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.contracts import implemented
@@ -44,7 +43,7 @@ from seer_core.ports.weights import WeightStore
 from seer_core.runtime.fleet import Fleet
 from seer_core.runtime.groups import check_groups
 from seer_core.runtime.observers import ObserverHub, stop_strategy
-from seer_core.runtime.rollout import Rollout
+from seer_core.runtime.rollout import CoreRollout, MakeRollout
 from seer_core.runtime.transcripts import ClosedRequest, ReadText, Transcripts
 from seer_core.scheduling.scheduler import Scheduler
 
@@ -71,10 +70,9 @@ class RolloutController:
         self._read_text = read_text
         self.fleet = Fleet(assembly.fleet, settings, self, weights, strategies.drafter, assembly.kv_pool)
         self.use(strategies)
-        self.rollout: Rollout | None = None
+        self.rollout: CoreRollout | None = None
         self.iteration = 0
         self._transcripts = Transcripts()
-        self._tally = Tally(0.0)
         self._chunk_numbers = count()
         self._extender: Extender | None = None
         self._environment_started = False
@@ -137,11 +135,11 @@ class RolloutController:
 
     def begin(
         self,
-        keep: bool,
+        make_rollout: MakeRollout,
         most_requests: int | None,
         journal: Journal | None,
         make_extender: MakeExtender | None,
-    ) -> Rollout:
+    ) -> CoreRollout:
         """Begin a rollout, which is open and has no group yet; raises as ``Driver.open``."""
         self.require_idle("start another rollout")
         self.expect_healthy()
@@ -156,15 +154,8 @@ class RolloutController:
             chunk_numbers=self._chunk_numbers,
         )
         self._extender = None if make_extender is None else make_extender(self)
-        self._tally = Tally(
-            fleet.clock.now(),
-            fleet.reports,
-            fleet.degradations,
-            len(fleet.failed),
-            (info.exactness for info in fleet.alive.values()),
-        )
-        self.rollout = Rollout(
-            self._transcripts, self._tally, fleet.clock, self.observers, self, keep, most_requests, journal
+        self.rollout = make_rollout(
+            self._transcripts, fleet.clock, self.observers, self, most_requests, journal
         )
         return self.rollout
 
@@ -191,7 +182,7 @@ class RolloutController:
     # Calls from the rollout.
 
     def submit(self, groups: Sequence[PromptGroup]) -> None:
-        """Roll out these groups as well; raises as ``Rollout.add``."""
+        """Roll out these groups as well; raises as ``CoreRollout.add``."""
         fleet, transcripts = self.fleet, self._transcripts
         fleet.require_alive()
         check_groups(groups, fleet.model, fleet.alive.values(), transcripts.groups)
@@ -257,7 +248,7 @@ class RolloutController:
         """Send chunks again."""
         self.apply_guarded(RolloutResumed(by))
 
-    def closed(self, rollout: Rollout) -> None:
+    def closed(self, rollout: CoreRollout) -> None:
         """Count a rollout that takes no more groups."""
         self.iteration += bool(rollout.submitted)
         self._end_if_over(rollout)
@@ -269,7 +260,7 @@ class RolloutController:
         now = self.fleet.clock.now()
         if type(event) is not ChunkFinished:  # most are, and mean nothing here
             if self.rollout is not None:
-                self._tally.see(event)
+                self.rollout.see(event)
             if isinstance(event, (InstanceLost, InstanceStopped)):
                 self._transcripts.lost(event.instance_id)
         commands = [] if self.strategies_failed else self.scheduler.handle(event, now)
@@ -422,8 +413,7 @@ class RolloutController:
             rollout.journal.aborted(command.request_id)
         if closed.trajectory and closed.completion.chunks:
             self._homes[closed.trajectory] = closed.completion.chunks[-1].instance
-        self._tally.add(closed.completion, closed.group_over, closed.resumed_tokens)
-        rollout.take(closed.completion, closed.group_over)
+        rollout.take(closed)
         self.observers.completed(now, closed.completion)
         self.fleet.forget_group(closed.completion.group_id, closed.instances)
         self._remember(closed)
@@ -436,15 +426,14 @@ class RolloutController:
             with memory.named():
                 memory.strategy.remember(closed.prompt, response)
 
-    def _end_if_over(self, rollout: Rollout) -> None:
+    def _end_if_over(self, rollout: CoreRollout) -> None:
         """Let go of a rollout that is closed and has no unfinished requests."""
         if not rollout.over:
             return
         self.rollout = None
         if rollout.submitted:
-            log.info("rollout_finished", requests=self._tally.requests)
-            if (error := self._tally.failure) is not None:
-                rollout.fail(error)
+            log.info("rollout_finished", requests=rollout.finished)
+            rollout.fail_if_all_failed()
 
     @contextmanager
     def _guard(self) -> Iterator[None]:

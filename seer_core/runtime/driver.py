@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from seer_core.errors import EngineError, SeerError, WeightVersionError
-from seer_core.model import InstanceInfo, PromptGroup
+from seer_core.model import InstanceInfo
 from seer_core.plugins.config import NO_COPY, Config, RolloutTable, SeerTable, load_config
 from seer_core.plugins.loading import Assembly, Strategies, assemble
 from seer_core.ports.drafting import Drafter
@@ -24,7 +24,7 @@ from seer_core.ports.kv import KVPool
 from seer_core.ports.policy import Observer
 from seer_core.ports.weights import OWNER, WeightSpec, WeightStore, directory
 from seer_core.runtime.controller import RolloutController
-from seer_core.runtime.rollout import Rollout
+from seer_core.runtime.rollout import CoreRollout, MakeRollout
 from seer_core.runtime.transcripts import ReadText
 from seer_core.scheduling.scheduler import Slot
 
@@ -126,7 +126,7 @@ class Driver:
         return self._controller.strategies_failed
 
     @property
-    def current(self) -> Rollout | None:
+    def current(self) -> CoreRollout | None:
         """The rollout under way, if any."""
         return self._controller.rollout
 
@@ -326,41 +326,24 @@ class Driver:
         """
         await self._fleet.wake()
 
-    def rollout(
-        self,
-        groups: Iterable[PromptGroup],
-        *,
-        keep: bool = True,
-        journal: Journal | None = None,
-        make_extender: MakeExtender | None = None,
-    ) -> Rollout:
-        """Begin to roll out a batch: ``open``, ``add`` and ``close`` in one; raises as they do."""
-        rollout = self.open(keep=keep, journal=journal, make_extender=make_extender)
-        try:
-            rollout.add(groups)
-        finally:
-            rollout.close()
-        return rollout
-
     def open(
         self,
         *,
-        keep: bool = True,
         most_requests: int | None = None,
         journal: Journal | None = None,
         make_extender: MakeExtender | None = None,
-    ) -> Rollout:
+        make_rollout: MakeRollout = CoreRollout,
+    ) -> CoreRollout:
         """Begin a rollout that takes groups until it is closed; iterate over it for completions.
 
-        Without ``keep``, its result holds only completions that have not been read.  It takes at most
-        ``most_requests`` unfinished requests at a time, if that is given.  Tokens that a ``journal`` has of
-        an added group are not computed again, and those that are computed go there.  If ``make_extender`` is
-        given, responses are held at each stop, and what it makes extends them.
+        It takes at most ``most_requests`` unfinished requests at a time, if that is given.  Tokens that a
+        ``journal`` has of an added group are not computed again, and those that are computed go there.  If
+        ``make_extender`` is given, responses are held at each stop, and what it makes extends them.
 
         Raises:
             SeerError: something else is under way, the instances sleep, or the last rollout failed midway.
         """
-        return self._controller.begin(keep, most_requests, journal, make_extender)
+        return self._controller.begin(make_rollout, most_requests, journal, make_extender)
 
     async def _settle(self, what: str, error: type[SeerError] = SeerError) -> None:
         """Wait for instances that are being started again; nothing else may be under way, nor begin."""

@@ -1,18 +1,15 @@
-"""Groups as the core takes them: which can be rolled out, and which are named after their prompts."""
+"""Groups as the core takes them: which can be rolled out."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Collection, Iterable, Sequence
-
-import msgspec
+from collections.abc import Collection, Iterable
 
 from seer_core.errors import PromptError, quote
 from seer_core.model import MOST_RESPONSES, InstanceInfo, PromptGroup
 from seer_core.ports.engine import ModelInfo
 
-__all__ = ["MOST_SEED", "check_groups", "digest_of_prompt", "named_after", "problem_of"]
+__all__ = ["MOST_SEED", "check_groups", "problem_of"]
 
 LONGEST_ID = 200
 """Characters of a group's id, which stands in every output line of its responses."""
@@ -111,14 +108,3 @@ def check_groups(
         if problem is not None:
             raise PromptError(f"group {quote(group.id)}: {problem}")
         seen.add(group.id)
-
-
-def named_after(group: PromptGroup) -> str | None:
-    """Return the digest of a group's prompt if that is its id, or its id with a number; None if it is not."""
-    digest = digest_of_prompt(group.prompt_token_ids)
-    return digest if group.id == digest or group.id.startswith(f"{digest}-") else None
-
-
-def digest_of_prompt(token_ids: Sequence[int]) -> str:
-    """Return 12 hexadecimal digits that depend on a prompt's tokens alone."""
-    return hashlib.blake2b(msgspec.msgpack.encode(token_ids), digest_size=6).hexdigest()

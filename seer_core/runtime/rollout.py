@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
 
 from seer_core.errors import EngineError, OverloadError, SeerError
 from seer_core.model import Completion, PromptGroup
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
-from seer_core.model.results import RolloutResult, Tally
+from seer_core.model.events import ChunkFailed, EnvironmentFailed, Event
 from seer_core.ports.engine import Clock
 from seer_core.ports.journal import Journal
 from seer_core.runtime.fleet import END_CHUNKS_S
-from seer_core.runtime.groups import named_after
 from seer_core.runtime.observers import ObserverHub
-from seer_core.runtime.transcripts import Transcripts
+from seer_core.runtime.transcripts import ClosedRequest, Transcripts
 
-__all__ = ["MOST_NAMED", "Controller", "Rollout"]
-
-MOST_NAMED = 65_536
-"""Prompts of which an open rollout remembers how many groups were named after them."""
+__all__ = ["Controller", "CoreRollout", "MakeRollout"]
 
 
 class Controller(Protocol):
@@ -54,19 +49,18 @@ class Controller(Protocol):
         """Wait, at most so long, until chunks that are to end early have."""
         ...
 
-    def closed(self, rollout: Rollout) -> None:
+    def closed(self, rollout: CoreRollout) -> None:
         """Count this rollout, which takes no more groups."""
         ...
 
 
-class Rollout:
+class CoreRollout:
     """Groups under way: an async iterator over their completions, as they finish.
 
     A batch is closed from the start.  An open rollout takes further groups until ``close``, also while none
     is under way; the iterator ends when the rollout is closed and all requests are over.  The controller
-    keeps the transcripts and the tally, which a rollout only reads.  ``open``: it takes groups;
-    ``submitted`` counts them.  ``named`` counts the groups that were named after each prompt; beyond
-    ``MOST_NAMED`` prompts the least recently used ones are dropped.
+    keeps the transcripts, which a rollout only reads.  ``open``: it takes groups; ``submitted`` counts them,
+    ``finished`` the requests that are over.  It began at ``started_s``, on the run's clock.
 
     A completion is returned once the ``journal``, if there is one, has it.
 
@@ -78,27 +72,26 @@ class Rollout:
     def __init__(
         self,
         transcripts: Transcripts,
-        tally: Tally,
         clock: Clock,
         observers: ObserverHub,
         controller: Controller,
-        keep: bool = True,
         most_requests: int | None = None,
         journal: Journal | None = None,
     ) -> None:
         self.open = True
+        self.started_s = clock.now()
+        self.finished = 0
         self.journal = journal
         self.submitted = 0
-        self.named: OrderedDict[str, int] = OrderedDict()
         self._transcripts = transcripts
-        self._tally = tally
         self._clock = clock
         self._observers = observers
         self._controller = controller
         self._most_requests = most_requests
         self._deadlines: dict[str, Callable[[], None]] = {}
         self._ready: deque[Completion] = deque()
-        self._completions: list[Completion] | None = [] if keep else None
+        self._errors = 0
+        self._first_failure = ""
         self._error: BaseException | None = None
         self._waiters: set[asyncio.Event] = set()
         self._line: deque[object] = deque()
@@ -123,10 +116,6 @@ class Rollout:
         self._controller.submit(groups)
         self.submitted += len(groups)
         for group in groups:
-            if (name := named_after(group)) is not None:
-                self.named[name] = self.named.pop(name, 0) + 1  # the last one now
-                if len(self.named) > MOST_NAMED:
-                    self.named.popitem(last=False)
             if group.timeout_s is not None and self._transcripts.unfinished_of(group.id):
                 when_s = self._clock.now() + group.timeout_s
                 self._deadlines[group.id] = self._clock.call_at(when_s, partial(self.abort_group, group.id))
@@ -176,7 +165,7 @@ class Rollout:
 
     # Completions out.
 
-    def __aiter__(self) -> Rollout:
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Completion:
@@ -221,13 +210,6 @@ class Rollout:
         self._ready.clear()
         return unread
 
-    async def wait(self) -> RolloutResult:
-        """Return the whole result once it is closed and everything has finished."""
-        with suppress(StopAsyncIteration):
-            while True:
-                await self._next()
-        return self.result
-
     @property
     def over(self) -> bool:
         """Whether it is closed and everything has finished, or it has failed."""
@@ -237,17 +219,6 @@ class Rollout:
     def unfinished(self) -> Collection[str]:
         """The ids of the requests that are not over."""
         return self._transcripts.unfinished
-
-    @property
-    def result(self) -> RolloutResult:
-        """The finished responses so far, with a summary; only the unread ones if completions are not kept."""
-        summary = self._tally.summary(self._transcripts.weight_version, self._observers.failed)
-        return RolloutResult(list(self._ready if self._completions is None else self._completions), summary)
-
-    @property
-    def started_s(self) -> float:
-        """When it began, on the run's clock."""
-        return self._tally.started_s
 
     def written(self, request_id: str, start: int = 0) -> tuple[Tokens, Logprobs]:
         """Return copies of an unfinished request's tokens and log-probs, from ``start`` on, as they are now.
@@ -311,15 +282,14 @@ class Rollout:
         finally:
             self.journal = journal
 
-    async def abort(self) -> RolloutResult:
-        """Close it, abort all unfinished requests and return the result.
+    def leave(self) -> None:
+        """Close it and abort all unfinished requests.
 
         In a journal they stay unfinished: another process may go on with them.
         """
         self.journal = None
         self.close()
         self._abort(list(self.unfinished))
-        return await self.wait()
 
     def _abort(self, request_ids: Sequence[str], by: str = "") -> None:
         if request_ids and self._error is None:
@@ -327,14 +297,33 @@ class Rollout:
 
     # Calls from the controller.
 
-    def take(self, completion: Completion, group_over: bool) -> None:
-        """Pass a completion on to the user; ``group_over`` ends its group's deadline."""
-        if group_over and completion.group_id in self._deadlines:
+    def see(self, event: Event) -> None:
+        """Take note of an event, other than the end of a chunk."""
+        match event:
+            case ChunkFailed():
+                self._first_failure = self._first_failure or f"instance {event.instance_id!r}: {event.reason}"
+            case EnvironmentFailed():
+                self._first_failure = self._first_failure or f"request {event.request_id!r}: {event.reason}"
+
+    def take(self, closed: ClosedRequest) -> None:
+        """Pass a completion on to the user; the last of a group ends that group's deadline."""
+        completion = closed.completion
+        if closed.group_over and completion.group_id in self._deadlines:
             self._deadlines.pop(completion.group_id)()
-        if self._completions is not None:
-            self._completions.append(completion)
+        self.finished += 1
+        self._errors += completion.finish_reason == "error"
         self._ready.append(completion)
         self._wake()
+
+    def fail_if_all_failed(self) -> None:
+        """End with an error if all requests ended in one."""
+        if self._errors == self.finished:
+            self.fail(
+                EngineError(
+                    f"all {self.finished} requests ended in an error, the first on {self._first_failure};"
+                    " mend that, then run again"
+                )
+            )
 
     def fail(self, error: BaseException) -> None:
         """End with an error, after the completions that are ready."""
@@ -342,3 +331,10 @@ class Rollout:
         for cancel in self._deadlines.values():
             cancel()
         self._wake()
+
+
+MakeRollout = Callable[
+    [Transcripts, Clock, ObserverHub, Controller, int | None, Journal | None],
+    CoreRollout,
+]
+"""``CoreRollout``, or a class made from it."""

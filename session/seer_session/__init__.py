@@ -5,8 +5,10 @@ From a script: ``rollout(config, prompts)``.  From a trainer: ``Session``.  In a
 
 from seer_host.shared_weights import SharedWeights
 
-from seer_core import Completion, Config, PromptGroup, Rollout, RolloutResult, Sampling, SeerError, Summary
+from seer_core import Completion, Config, PromptGroup, Sampling, SeerError
 from seer_core.plugins.config import load_config
+from seer_session.results import RolloutResult, Summary
+from seer_session.rollouts import Rollout
 from seer_session.runtime import Runtime
 from seer_session.session import Session, rollout
 

@@ -19,8 +19,9 @@ from seer_core.model import MOST_RESPONSES, PromptGroup, Sampling, SamplingChoic
 from seer_core.plugins.config import RolloutTable, nearest
 from seer_core.plugins.config_types import Positive
 from seer_core.ports.engine import ModelInfo, Tokenizer
-from seer_core.runtime.groups import MOST_SEED, digest_of_prompt, problem_of
+from seer_core.runtime.groups import MOST_SEED, problem_of
 from seer_session.long_texts import end_beyond, text_of
+from seer_session.rollouts import digest_of_prompt
 
 __all__ = [
     "BadPrompt",
@@ -155,7 +156,7 @@ def make_groups(
 ) -> list[PromptGroup]:
     """Build groups from mappings with the fields of ``PromptRecord``, as ``read_prompts`` does from lines.
 
-    ``named`` counts the groups before these that were named after each prompt (``named_after``).  Where a
+    ``named`` counts the groups before these that were named after each prompt (``Rollout.named``).  Where a
     record has no ``max_tokens``, prompt and response may have ``most_tokens`` together, if that is given.
 
     Raises:

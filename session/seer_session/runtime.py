@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from seer_host.text import text_before_stop
@@ -18,9 +18,10 @@ from seer_core.ports.extension import MakeExtender
 from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
 from seer_core.runtime.driver import Driver
-from seer_core.runtime.rollout import Rollout
 from seer_session.environments import EnvironmentCalls
 from seer_session.prompts import make_groups
+from seer_session.results import Tally
+from seer_session.rollouts import Rollout
 
 __all__ = ["Runtime"]
 
@@ -95,6 +96,11 @@ class Runtime(Driver):
             fresh = attrs.evolve(fresh, drafter=self.drafter)
         await self.use(fresh)
 
+    @property
+    def current(self) -> Rollout | None:
+        """The rollout under way, if any."""
+        return cast("Rollout | None", super().current)
+
     def rollout(
         self,
         groups: Iterable[PromptGroup],
@@ -105,10 +111,14 @@ class Runtime(Driver):
         environment: Environment | None = None,
     ) -> Rollout:
         """Begin to roll out a batch: ``open``, ``add`` and ``close`` in one; raises as they do."""
-        made = self._extender_of(make_extender, environment)
-        return super().rollout(groups, keep=keep, journal=journal, make_extender=made)
+        rollout = self.open(keep=keep, journal=journal, make_extender=make_extender, environment=environment)
+        try:
+            rollout.add(groups)
+        finally:
+            rollout.close()
+        return rollout
 
-    def open(
+    def open(  # type: ignore[override]
         self,
         *,
         keep: bool = True,
@@ -119,14 +129,28 @@ class Runtime(Driver):
     ) -> Rollout:
         """Begin a rollout that takes groups until it is closed, as ``Driver.open``.
 
-        An ``environment`` answers the turns of all responses, in place of the one that the configuration
-        names, if any.  Its ``start`` and ``stop`` are the caller's.
+        Without ``keep``, its result holds only completions that have not been read.  An ``environment``
+        answers the turns of all responses, in place of the one that the configuration names, if any.  Its
+        ``start`` and ``stop`` are the caller's.
 
         Raises:
             SeerError: something else is under way, the instances sleep, or the last rollout failed midway.
         """
         made = self._extender_of(make_extender, environment)
-        return super().open(keep=keep, most_requests=most_requests, journal=journal, make_extender=made)
+        tally = Tally(
+            self.clock.now(),
+            self._fleet.reports,
+            self._fleet.degradations,
+            len(self._fleet.failed),
+            (info.exactness for info in self.alive.values()),
+        )
+        rollout = super().open(
+            most_requests=most_requests,
+            journal=journal,
+            make_extender=made,
+            make_rollout=partial(Rollout, tally=tally, keep=keep),
+        )
+        return cast("Rollout", rollout)
 
     def _extender_of(
         self, make_extender: MakeExtender | None, environment: Environment | None

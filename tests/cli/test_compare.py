@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 from seer_cli.compare import _cell
 from seer_cli.comparison import FIGURES, ArmResult, arms_of, compare, left_out
+from seer_session.results import tail_time_s
 from seer_session.runtime import Runtime
 
 from seer_core.errors import ConfigError
-from seer_core.model.results import tail_time_s
 from seer_core.plugins.config import load_config
 
 TECHNIQUES = ("divided_rollout", "context_sched")

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import attrs
 import msgspec
 import pytest
+from seer_session import Runtime
 
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
@@ -15,7 +16,6 @@ from seer_core.ports.clock import RealClock
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.engine import ChangingFleet, EngineFleet, ForeignInstance, ModelInfo
 from seer_core.ports.weights import OWNER
-from seer_core.runtime.driver import Driver
 from seer_core.scheduling.scheduler import Policies
 from tests.support.eventually import PATIENCE_S, aeventually
 
@@ -122,7 +122,7 @@ class Described:
 def test_a_model_that_is_asked_of_a_server_is_not_asked_for_before_it_is_read(hand):
     fleet = Described([hand("x")])
     assert flaw_of(fleet, EngineFleet) is None
-    runtime = Driver(Assembly(fleet, Strategies(Policies())), SeerTable())
+    runtime = Runtime(Assembly(fleet, Strategies(Policies())), SeerTable())
     assert fleet.asked == 0
     with pytest.raises(EngineError, match="no server answers"):
         runtime.model  # noqa: B018
@@ -156,7 +156,7 @@ def test_instances_join_and_leave_as_their_fleet_announces(hand):
         x, y = hand("x"), hand("y")
         fleet = Growing([x], [y])
         assert isinstance(fleet, ChangingFleet)
-        async with Driver(Assembly(fleet, Strategies(Policies())), SeerTable()) as runtime:
+        async with Runtime(Assembly(fleet, Strategies(Policies())), SeerTable()) as runtime:
             await aeventually(lambda: set(runtime.alive) == {"y"})
         return x.stops, y.stops
 

@@ -167,7 +167,7 @@ def test_equal_prompts_of_an_open_rollout_are_groups_of_their_own_and_repeat_as_
 
 
 def test_an_open_rollout_forgets_the_names_of_prompts_that_have_not_come_for_long(simulated, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("seer_core.runtime.rollout"), "MOST_NAMED", 2)
+    monkeypatch.setattr(importlib.import_module("seer_session.rollouts"), "MOST_NAMED", 2)
     one, two, three = ({"prompt_token_ids": [number], "n": 1} for number in (1, 2, 3))
 
     async def run():

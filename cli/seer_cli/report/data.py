@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from seer_session.results import tail_time_s
 from seer_trace.chunk_runs import ChunkRun
 
 from seer_cli.report.findings import Finding, busy_s, findings_of, longest_request
@@ -17,7 +18,6 @@ from seer_cli.report.lanes import Change, InstanceLane
 from seer_cli.report.pace import StepPace, pace_in_words, paces_of
 from seer_cli.report.reading import MOST_CHUNKS, GroupStory, ReadRequest, RunReader
 from seer_cli.request_wording import beginning, rows_of_life, sums
-from seer_core.model.results import tail_time_s
 
 __all__ = ["RunData", "run_of"]
 

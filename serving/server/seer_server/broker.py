@@ -13,6 +13,7 @@ import attrs
 import msgspec
 import structlog
 from seer_session.long_texts import LONG_TEXT, characters_of
+from seer_session.rollouts import Rollout
 from seer_session.runtime import Runtime
 
 from seer_core.errors import EngineError, PromptError, SeerError, WeightVersionError
@@ -32,7 +33,6 @@ from seer_core.model.events import (
 )
 from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
-from seer_core.runtime.rollout import Rollout
 from seer_server.direct import Canary, DirectWriter
 from seer_server.trajectories import IDLE_S, AgentTurn, Trajectories
 from seer_server.updates import UpdateQueue

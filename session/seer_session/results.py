@@ -9,11 +9,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from seer_core.errors import EngineError
 from seer_core.model.events import (
-    ChunkFailed,
-    ChunkFinished,
-    EnvironmentFailed,
     Event,
     InstanceDegraded,
     InstanceFailed,
@@ -167,7 +163,6 @@ class Tally:
         self._instances_failed = instances_failed
         self._exactness = set(exactness)
         self._instances_lost = 0
-        self._first_failure = ""
         self._groups: set[str] = set()
         self._groups_over = 0
         self._finishes_s = array("d")
@@ -186,21 +181,9 @@ class Tally:
         """Requests that are over."""
         return len(self._finishes_s)
 
-    @property
-    def failure(self) -> EngineError | None:
-        """The error to end with if all requests ended in one."""
-        if self._finish_reasons["error"] < self.requests:
-            return None
-        return EngineError(
-            f"all {self.requests} requests ended in an error, the first on {self._first_failure};"
-            " mend that, then run again"
-        )
-
     def see(self, event: Event) -> None:
         """Count an event of an instance."""
         match event:
-            case ChunkFinished():  # first, for most events are: each case is a check of its own
-                pass
             case InstanceReported():
                 self._reports[event.instance_id] = event
             case InstanceStarted():
@@ -213,10 +196,6 @@ class Tally:
                 self._instances_failed += 1
             case InstanceDegraded():
                 self._degradations[event.what] += 1
-            case ChunkFailed():
-                self._first_failure = self._first_failure or f"instance {event.instance_id!r}: {event.reason}"
-            case EnvironmentFailed():
-                self._first_failure = self._first_failure or f"request {event.request_id!r}: {event.reason}"
 
     def add(self, completion: Completion, group_over: bool = False, resumed_tokens: int = 0) -> None:
         """Count a completion; ``group_over``: it was its group's last."""

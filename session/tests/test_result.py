@@ -1,8 +1,8 @@
 import pytest
+from seer_session.results import Tally, tail_time_s
 
 from seer_core.model import ChunkRecord, Completion
 from seer_core.model.events import InstanceLost, InstanceReported
-from seer_core.model.results import Tally, tail_time_s
 
 
 def chunk(instance="a", tokens=10, **costs):
