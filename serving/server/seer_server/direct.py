@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import attrs
 import structlog
+from seer_host.text import text_before_stop
 from seer_session.runtime import Runtime
 
 from seer_core.errors import EngineError
@@ -19,7 +20,6 @@ from seer_core.model import Completion, PromptGroup, request_seed
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.model.chunks import ChunkJob, ChunkOutput
 from seer_core.model.requests import ChunkRecord
-from seer_core.text import text_before_stop
 
 __all__ = ["Canary", "DirectWriter", "WritingEngine"]
 
