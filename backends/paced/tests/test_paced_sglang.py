@@ -124,11 +124,12 @@ def test_in_real_time_a_process_of_its_own_writes_the_same():
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"kv_pool": "none"},
-        {"kill_at_s": [{"instance": "paced-0", "at_s": 0.2, "restart_after_s": 0.2}]},
+        pytest.param({}, id="pool", marks=pytest.mark.long),
+        pytest.param({"kv_pool": "none"}, id="no pool", marks=pytest.mark.long),
+        pytest.param(
+            {"kill_at_s": [{"instance": "paced-0", "at_s": 0.2, "restart_after_s": 0.2}]}, id="kill"
+        ),
     ],
-    ids=["pool", "no pool", "kill"],
 )
 def test_what_an_environment_answers_is_a_part_of_the_text_that_follows(settings):
     result, expected = roll_out(**TURNS, **settings), roll_out("sim", **TURNS, kv_pool="none")

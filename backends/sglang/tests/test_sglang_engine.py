@@ -294,15 +294,21 @@ def tight(start, other, models):
     tight.run(tight.engine.stop())
 
 
-def test_retractions_change_no_token_and_are_counted_as_preemptions(tight, prompts, roomy):
+@pytest.fixture(scope="module")
+def ten(roomy, prompts):
+    """The responses to ten prompts, of an instance that has KV memory for all."""
+    return roomy.whole(prompts(10), PLAIN, 130)
+
+
+def test_retractions_change_no_token_and_are_counted_as_preemptions(tight, prompts, ten):
     assert tight.info.kv_capacity_tokens == 900 - 2
-    assert tight.whole(prompts(10), PLAIN, 130) == roomy.whole(prompts(10), PLAIN, 130)
+    assert tight.whole(prompts(10), PLAIN, 130) == ten
     tight.expect_preemptions()
 
 
-def test_chunks_end_early_where_they_may_and_none_is_retracted(tight, prompts, roomy):
+def test_chunks_end_early_where_they_may_and_none_is_retracted(tight, prompts, ten):
     responses, ended_early = tight.ended_early(prompts(10), PLAIN, 130)
-    assert responses == roomy.whole(prompts(10), PLAIN, 130)
+    assert responses == ten
     assert ended_early > 0
 
 

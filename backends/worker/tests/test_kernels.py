@@ -11,7 +11,9 @@ REGISTERS = 96
 """With eight warps, two programs then share a multiprocessor of any of the targets."""
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "target", [pytest.param(name, marks=() if name == "sm_90" else pytest.mark.long) for name in TARGETS]
+)
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_compiles_for_each_gpu_without_spills_and_rounds_as_often_as_pytorch(name, target):
     found = compiled(name, target)

@@ -303,7 +303,7 @@ def test_any_exception_of_a_tool_is_its_result(config, make_tool_trainer, kind):
     names = cycle(OTHERS)
     tool = raising(lambda: next(names), kind)
     with Session(config) as session:
-        trainer = make_tool_trainer(SeerRollout(session), {"tools": [tool]}, max_completion_length=400)
+        trainer = make_tool_trainer(SeerRollout(session), {"tools": [tool]}, max_completion_length=200)
         outputs = recording(trainer)
         trainer.train()
     found = {}
