@@ -35,6 +35,7 @@ CASES = (
     "rivals",
     "agents",
     "equality",
+    "models",
     "cluster_faults",
     "driver_deaths",
     "scheduler",

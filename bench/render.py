@@ -6,6 +6,7 @@ import inspect
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
+from os.path import relpath
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,7 @@ GENERATED = "<!-- `python -m bench render` writes this page. -->"
 
 SECTIONS = {
     "Does it pay?": ("demo", "cost_models", "paced", "pays", "rivals", "agents"),
-    "Are the tokens the same?": ("equality",),
+    "Are the tokens the same?": ("equality", "models"),
     "What happens when something dies?": ("cluster_faults", "driver_deaths"),
     "What does it cost?": ("scheduler", "driver_scale", "draft_step", "served_drafts", "server_agents"),
     "What has run on a GPU?": ("gpu_reports",),
@@ -69,7 +70,7 @@ def results() -> dict[str, StoredResult]:
 def rendered() -> dict[Path, str]:
     """Return what every generated page has to hold, and the README with its number."""
     found = results()
-    pages = {PAGES / f"{name}.md": page_of(name, result) for name, result in found.items()}
+    pages = {path_of(name, result): page_of(name, result) for name, result in found.items()}
     answers = msgspec.json.decode((RESULTS / f"{ANSWERED}.json").read_bytes(), type=list[AnsweredQuestion])
     pages[PAGES / f"{ANSWERED}.md"] = answered_page(answers)
     pages[PAGES / "README.md"] = first_page(found)
@@ -78,6 +79,12 @@ def rendered() -> dict[Path, str]:
         lambda match: match[1] + inset(found, match["name"]) + match[3], readme.read_text()
     )
     return pages
+
+
+def path_of(name: str, result: StoredResult) -> Path:
+    """Return the file of a result's page: ``PAGE`` of its case, if it has one."""
+    path: Path = getattr(case_of(result.case), "PAGE", PAGES / f"{name}.md")
+    return path
 
 
 def page_of(name: str, result: StoredResult) -> str:
@@ -114,7 +121,10 @@ def first_page(found: Mapping[str, StoredResult]) -> str:
         for case in cases:
             mine = {name: result for name, result in found.items() if result.case == case}
             if mine:
-                answers = [f"{answer_of(result)} ([table]({name}.md))" for name, result in mine.items()]
+                answers = [
+                    f"{answer_of(result)} ([table]({relpath(path_of(name, result), PAGES)}))"
+                    for name, result in mine.items()
+                ]
                 parts.append(f"**{case_of(case).__doc__.splitlines()[0]}** {' '.join(answers)}")
     summary = re.search(r"^\*\*Answer\.\*\* (.*)$", (PAGES / "reproduction.md").read_text(), re.M)
     parts.append(MORE.format(reproduction=summary[1] if summary else ""))

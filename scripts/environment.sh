@@ -73,3 +73,15 @@ fetch_torch() {
         pip download --no-deps --dest build/wheels --extra-index-url "$torch_index" "$torch"
     }
 }
+
+# mend_torchvision: the index's build describes operators to torch that it has for GPUs only, which ends its import.
+# Image transforms need none of them, so the description goes; the file may be a link to uv's store.
+mend_torchvision() {
+    "$environment/bin/python" -c 'import torchvision' 2>/dev/null && return
+    local described
+    described=$("$environment/bin/python" -c 'from importlib.util import find_spec
+print(find_spec("torchvision").submodule_search_locations[0] + "/_meta_registrations.py")')
+    rm "$described"
+    : > "$described"
+    "$environment/bin/python" -c 'import torchvision'
+}

@@ -23,6 +23,7 @@ BY_HAND = {
     "python-api.md",
     "python-api-plugins.md",
     "events.md",
+    "models.md",  # of `python -m bench render`
 }
 """Pages of docs/reference that `python -m reference` does not write; of some the site adds the docstrings."""
 

@@ -150,11 +150,11 @@ class EmulatedRunner:
         now, blocks = self._emulation.time.now(), 0
         for load in loads.loads:
             if load.waits:
-                load_s = self._emulation.load_s(len(load.block_ids) * self._block_tokens)
+                load_s = self._emulation.load_s(len(load.rows) * self._block_tokens)
                 self._loaded_until = max(self._loaded_until, now) + load_s
                 self._loading[load.request_id] = self._loaded_until
             else:
-                blocks += len(load.block_ids)
+                blocks += len(load.rows)
         self._connector.load_now(loads)
         return self._emulation.load_s(blocks * self._block_tokens)
 

@@ -8,18 +8,25 @@ from seer_sglang.doctor import interpreter
 
 pytest.register_assert_rewrite("backends.tests.families")
 
-from backends.tests.families import FAMILIES, expect_updates_to_equal_starts  # noqa: E402
+from seer_testing.families import FAMILIES  # noqa: E402
+
+from backends.tests.families import expect_updates_to_equal_starts  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
-AT_ONCE = ("gemma3", "qwen3 with experts")
+AT_ONCE = ("Gemma-3", "Qwen3-MoE")
 """A tied head, and experts; test_sglang_engine.py has a plain Qwen3."""
 ELSEWHERE = {
-    "gemma2": "this SGLang reads a key that transformers' configuration lacks (hidden_act)",
-    "gemma4": "the same, of layers that differ (head_dim)",
-    "qwen3-next": "the same (full_attention_interval)",
-    "qwen3, eight bits": "its kernel for quantised layers needs a GPU",
+    "Gemma-2": "this SGLang reads a key that transformers' configuration lacks (hidden_act)",
+    "Gemma-4": "the same, of layers that differ (head_dim)",
+    "Qwen3-Next": "the same (full_attention_interval)",
+    "Qwen3, eight bits": "its kernel for quantised layers needs a GPU",
     "gpt-oss": "its attention sinks have no kernel for a CPU without AMX",
+    **dict.fromkeys(
+        [name for name, family in FAMILIES.items() if family.vision is not None],
+        "models that see have not been tried",
+    ),
+    **dict.fromkeys(("DeepSeek-V3", "Nemotron-H", "Falcon-H1"), "not tried"),
 }
 """Families that do not start here, and why."""
 

@@ -13,6 +13,9 @@ Blocks are saved while their chunk runs.  Once steps have filled half as many as
 wait, a step begins to copy out what the workers' buffers hold, and it is put into the store during the next:
 a copy costs a launch for each layer, however few its blocks.  What is left at the end of a chunk is saved
 there, before the end is reported.
+
+A model whose KV is in several groups goes on only where all of them have what it needs.  So their blocks for
+one such place are promised together or not at all, and the last place that a chunk leaves is saved.
 """
 
 from __future__ import annotations
@@ -32,16 +35,20 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    SupportsHMA,
 )
+from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
 from seer_core.errors import EngineError
 from seer_core.ports.kv import KEY_BYTES, Bytes, KVStore
 from seer_vllm.blocks import VllmLayers
+from seer_vllm.kv_groups import NO_POOL, KvGroup, kv_groups, pages_of
 from seer_vllm.parts import parts_of
 
 if TYPE_CHECKING:
@@ -52,13 +59,13 @@ __all__ = ["BlockLoad", "Loads", "StoreConnector"]
 
 @attrs.frozen(eq=False)
 class BlockLoad:
-    """Blocks for a request, and the numbers of those that they belong to.
+    """Blocks for a request, and the rows that they belong to, as ``VllmLayers`` numbers them.
 
     Its step begins with them, unless it ``waits`` for them.
     """
 
     request_id: str
-    block_ids: list[int]
+    rows: list[int]
     fetched: FetchedBlocks
     waits: bool
 
@@ -83,7 +90,20 @@ class RunningSave:
     saved: int
 
 
-class StoreConnector(KVConnectorBase_V1):
+@attrs.frozen
+class KvPlace:
+    """Where a request with several groups of KV goes on: after ``tokens``, by blocks under these ``keys``.
+
+    ``cached_tokens`` are those that vLLM's own cache has, and ``blocks`` are those of each group behind them.
+    """
+
+    cached_tokens: int
+    tokens: int
+    keys: list[bytes]
+    blocks: list[tuple[KvGroup, range]]
+
+
+class StoreConnector(KVConnectorBase_V1, SupportsHMA):
     """Loads what the store has of a request when it is let in; saves full blocks when its chunk ends.
 
     Requests carry ``group``, ``prompt_tokens`` and ``last`` in ``extra_args``; one without is left alone.  A
@@ -99,35 +119,38 @@ class StoreConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         groups = kv_cache_config.kv_cache_groups
         algorithm = vllm_config.cache_config.prefix_caching_hash_algo
-        kinds = [type(group.kv_cache_spec) for group in groups]
-        if len(kinds) != 1 or kinds[0] not in (FullAttentionSpec, MLAAttentionSpec):
-            # A window's blocks are given up while a request runs; what stands in for them means nothing.
+        _, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+        self.groups = kv_groups(kv_cache_config, hash_tokens)
+        specs = [group.kv_cache_spec for group in groups]
+        if current_platform.is_cpu() and any(isinstance(spec, MLAAttentionSpec) for spec in specs):
             raise EngineError(
-                f"the model's KV is of the kinds {', '.join(kind.__name__ for kind in kinds)}; a pool can"
-                ' keep one kind, full attention: set [seer].kv_pool = "none"'
+                "on a CPU what vLLM computes of latent attention (MLA) depends on the batch, and so would"
+                f" the KV in a pool: {NO_POOL}"
             )
         if not algorithm.startswith("sha256"):
             raise EngineError(
                 f"prefix_caching_hash_algo = {algorithm!r} gives each instance keys of its own; drop it from"
-                ' [engine.vllm.engine_args], or set [seer].kv_pool = "none"'
+                f" [engine.vllm.engine_args], or {NO_POOL}"
             )
-        self.block_tokens = groups[0].kv_cache_spec.block_size
-        self.parts = parts_of(vllm_config, groups[0].kv_cache_spec)
-        self.block_bytes = (
-            groups[0].kv_cache_spec.page_size_bytes * len(groups[0].layer_names) * self.parts.parts
+        self.block_tokens = self.groups.first.block_tokens
+        self.parts = parts_of(vllm_config, specs)
+        self.block_bytes = self.parts.parts * max(
+            group.kv_cache_spec.page_size_bytes * len(group.layer_names) for group in groups
         )
         """The bytes of a block, in all its parts."""
         self.apart = self.parts.ranks > 1
         """Whether the workers are other processes, with which blocks are shared."""
         self.saves = True
         """False after a step with log-probs that are not finite, whose KV is no better."""
-        self._blocks = kv_cache_config.num_blocks
+        self._kv = kv_cache_config
         self.requests = PooledRequests(FailsafeStore(None), self.block_bytes)
         """Without a store, which ``attach`` gives, everything is a miss."""
         self._read: Callable[[list[int] | None], Bytes] | None = None
         self._running: dict[str, RunningSave] = {}
         self._cached_tokens: dict[str, int] = {}
         """Tokens of requests that are let in whose KV vLLM's own cache has."""
+        self._places: dict[str, KvPlace] = {}
+        """Where requests of a model with several groups go on, or have gone on."""
         self._staged_keys: list[bytes] = []
         self.most_staged = self.staged_from = self.awaited_blocks = 0
         """Set by ``use_block_bytes``."""
@@ -192,12 +215,49 @@ class StoreConnector(KVConnectorBase_V1):
         self._cached_tokens[request.request_id] = num_computed_tokens
         if request.get_skip_reading_prefix_cache():  # every position is computed, for its log-prob
             return 0, False
+        if self.groups.others:
+            return self._match_place(request, num_computed_tokens)
         first = num_computed_tokens // self.block_tokens
         keys = self._keys(request)[first : (request.num_tokens - 1) // self.block_tokens]
         found = self.requests.stage(request.request_id, first, keys)
         if found is None:
             return None, False
         return found * self.block_tokens, found > self.awaited_blocks
+
+    def _match_place(self, request: Request, cached_tokens: int) -> tuple[int | None, bool]:
+        """Copy out what the store has for the last place where all groups can go on, as the caller does."""
+        name = request.request_id
+        place = self._places.get(name)
+        if place is None or place.cached_tokens != cached_tokens:
+            self.requests.take(name)
+            place = self._places[name] = self._find_place(request, cached_tokens)
+        if not place.keys:
+            return 0, False
+        found = self.requests.stage(name, 0, place.keys)
+        if found is None:
+            return None, False
+        if found < len(place.keys):  # one has gone since
+            self.requests.take(name)
+            self._places[name] = KvPlace(cached_tokens, cached_tokens, [], [])
+            return 0, False
+        # A state is copied out of its block before a step's loads: what is loaded has to be there by then.
+        waits = self.groups.recurrent or found > self.awaited_blocks
+        return place.tokens - cached_tokens, waits
+
+    def _find_place(self, request: Request, cached_tokens: int) -> KvPlace:
+        """Return the last place whose blocks the store has, or that of vLLM's own cache."""
+        groups, store = self.groups, self.requests.store
+        last = request.num_tokens - 1
+        begun = cached_tokens // self.block_tokens
+        keys = self._block_keys(request, groups.first, range(begun, last // self.block_tokens))
+        reached = (begun + store.find(keys)) * self.block_tokens
+        for tokens in groups.rests(reached, cached_tokens):
+            blocks = [(group, group.needed(tokens, cached_tokens)) for group in groups.all]
+            wanted = keys[: len(blocks[0][1])]
+            others = [key for group, needed in blocks[1:] for key in self._block_keys(request, group, needed)]
+            if store.find(others) == len(others):
+                return KvPlace(cached_tokens, tokens, [*wanted, *others], blocks)
+        return KvPlace(cached_tokens, cached_tokens, [], [])
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
@@ -212,13 +272,24 @@ class StoreConnector(KVConnectorBase_V1):
             found = (cached + num_external_tokens) // self.block_tokens
             self._running[name] = RunningSave(request, found)
         staged = self.requests.take(name)
-        if staged is not None and num_external_tokens:
+        if staged is None or not num_external_tokens:
+            self._places.pop(name, None)
+            return
+        tables = blocks.get_block_ids()
+        waits = staged.count > self.awaited_blocks
+        if self.groups.others:
+            place = self._places[name]
+            assert place.tokens == cached + num_external_tokens
+            assert len(place.keys) == staged.count
+            rows = [row for group, needed in place.blocks for row in self._rows(tables, group, needed)]
+            waits |= self.groups.recurrent
+        else:
             assert staged.count * self.block_tokens == num_external_tokens
-            ids = blocks.get_block_ids()[0][staged.first : staged.first + staged.count]
-            waits = staged.count > self.awaited_blocks
-            self._loads.loads.append(BlockLoad(name, ids, staged, waits))
-            if waits:
-                self._awaited[name] = staged
+            needed = range(staged.first, staged.first + staged.count)
+            rows = self._rows(tables, self.groups.first, needed)
+        self._loads.loads.append(BlockLoad(name, rows, staged, waits))
+        if waits:
+            self._awaited[name] = staged
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Loads:
         """Hand this step's loads to the workers; their memory lives until the next step, or a wait's end."""
@@ -248,33 +319,38 @@ class StoreConnector(KVConnectorBase_V1):
             blocks = into.blocks if isinstance(into, SharedBlocks) else self._read(None)
             self.requests.save_beside(keys if self.saves else [], blocks)
 
-    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
         """Save the blocks of a chunk, or of a turn; drop those of a response that is over.
 
         The prompt of its group stays, and so does all of a trajectory.
         """
         self._running.pop(request.request_id, None)
         self._cached_tokens.pop(request.request_id, None)
+        left = self._places.pop(request.request_id, None)
         self.requests.take(request.request_id)
         params = request.sampling_params
         job = self._job(request)
         if "group" not in job:
             return False, None
         capped = request.status == RequestStatus.FINISHED_LENGTH_CAPPED
-        keys, prompt_blocks = self._keys(request), job["prompt_tokens"] // self.block_tokens
+        of_prompt, written = self._all_keys(request, job["prompt_tokens"])
         if job["trajectory"]:
-            self.requests.drop_with_group(job["trajectory"], keys)
+            self.requests.drop_with_group(job["trajectory"], [*of_prompt, *written])
             if capped or request.status == RequestStatus.FINISHED_STOPPED:
                 self._save(request, block_ids)
             return False, None
-        written = self.requests.beyond_prompt(job["group"], keys, prompt_blocks)
+        written = [*self.requests.beyond_prompt(job["group"], [*of_prompt, *written], len(of_prompt))]
         last = job["last"] and request.num_output_tokens == (params.max_tokens if params else 0)
         turn = request.status == RequestStatus.FINISHED_STOPPED and job["turns"]
         if turn:
             self.requests.drop_with_group(job["group"], written)
         aborted = request.status == RequestStatus.FINISHED_ABORTED
         if turn or (capped and not last) or (aborted and self.saves_aborted):
-            self._save(request, block_ids)
+            saved = self._save(request, block_ids)
+            if left is not None and saved > left.tokens:
+                self._drop_place(request, left.tokens, saved, job["prompt_tokens"])
         elif capped or request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_ABORTED):
             self.requests.drop(written)
         return False, None
@@ -282,7 +358,7 @@ class StoreConnector(KVConnectorBase_V1):
     def request_preempted(self, request: Request) -> None:
         """Save the blocks of a request that is about to lose them."""
         assert self._kv_cache_manager is not None
-        self._save(request, self._kv_cache_manager.get_block_ids(request.request_id)[0])
+        self._save(request, self._kv_cache_manager.get_block_ids(request.request_id))
 
     def _plan_staged(self, scheduled: Iterable[str]) -> list[int]:
         """Return full blocks of running chunks that are not saved yet, if they are many; remember their keys.
@@ -295,7 +371,10 @@ class StoreConnector(KVConnectorBase_V1):
             running = self._running.get(request_id)
             if running is not None:
                 request = running.request
-                blocks = min(request.num_computed_tokens // self.block_tokens, len(self._keys(request)))
+                blocks = min(
+                    request.num_computed_tokens // self.block_tokens,
+                    self.groups.full_blocks(self._keys(request), self.groups.first),
+                )
                 if blocks > running.saved:
                     full.append((running, blocks))
         block_ids: list[int] = []
@@ -304,8 +383,9 @@ class StoreConnector(KVConnectorBase_V1):
         for running, blocks in full:
             first, request = running.saved, running.request
             running.saved = end = min(blocks, first + self.most_staged - len(block_ids))
-            block_ids += self._kv_cache_manager.get_block_ids(request.request_id)[0][first:end]
-            self._staged_keys += self._keys(request)[first:end]
+            tables = self._kv_cache_manager.get_block_ids(request.request_id)
+            block_ids += self._rows(tables, self.groups.first, range(first, end))
+            self._staged_keys += self._block_keys(request, self.groups.first, range(first, end))
         return block_ids
 
     def _job(self, request: Request) -> Mapping[str, Any]:
@@ -318,24 +398,103 @@ class StoreConnector(KVConnectorBase_V1):
         assert not keys or len(keys[0]) == KEY_BYTES
         return keys
 
-    def _save(self, request: Request, block_ids: Sequence[int]) -> None:
+    def _block_keys(self, request: Request, group: KvGroup, blocks: Sequence[int]) -> list[bytes]:
+        return self.groups.keys(self._keys(request), group, blocks)
+
+    def _rows(self, tables: Sequence[Sequence[int]], group: KvGroup, blocks: Iterable[int]) -> list[int]:
+        """Return the rows of a request's blocks, as ``VllmLayers`` numbers them."""
+        base = self.groups.all.index(group) * self._kv.num_blocks
+        return [base + tables[group.number][block] for block in blocks]
+
+    def _all_keys(self, request: Request, prompt_tokens: int) -> tuple[list[bytes], list[bytes]]:
+        """Return the keys of the blocks of a request that its prompt fills, and those of all others."""
+        of_prompt: list[bytes] = []
+        written: list[bytes] = []
+        for group in self.groups.all:
+            prompt = prompt_tokens // group.block_tokens
+            end = self.groups.full_blocks(self._keys(request), group)
+            of_prompt += self._block_keys(request, group, range(min(prompt, end)))
+            written += self._block_keys(request, group, range(prompt, end))
+        return of_prompt, written
+
+    def _drop_place(self, request: Request, tokens: int, later: int, prompt_tokens: int) -> None:
+        """Drop what only a place would need that a request has left behind, for one that is saved now."""
+        dropped: list[bytes] = []
+        for group in self.groups.others:
+            if group.reach is not None:
+                kept = group.needed(later)
+                behind = [
+                    block
+                    for block in group.needed(tokens)
+                    if block < kept.start and (block + 1) * group.block_tokens > prompt_tokens
+                ]
+                dropped += self._block_keys(request, group, behind)
+        self.requests.drop(dropped)
+
+    def _save(self, request: Request, tables: Sequence[Sequence[int]]) -> int:
+        """Put what the store lacks; return after how many tokens the request can go on by it."""
         self.put_staged()  # or the workers would copy these into the place of those
         if not self.saves:
-            return
+            return 0
         computed = min(request.num_computed_tokens, request.num_tokens - 1)
-        keys = self._keys(request)[: computed // self.block_tokens]
+        first = self.groups.first
+        blocks = range(computed // first.block_tokens)
+        keys, rows = self._block_keys(request, first, blocks), self._rows(tables, first, blocks)
+        place = computed
+        if self.groups.others:
+            place, found = self._last_place(request, tables, computed)
+            keys += [key for key, _ in found]
+            rows += [row for _, row in found]
 
         def read(lacking: list[int]) -> Bytes:
             assert self._read is not None
-            return self._read([block_ids[i] for i in lacking])
+            return self._read([rows[i] for i in lacking])
 
         self.requests.save(keys, read)
+        return place
+
+    def _last_place(
+        self, request: Request, tables: Sequence[Sequence[int]], computed: int
+    ) -> tuple[int, list[tuple[bytes, int]]]:
+        """Return the last place whose blocks are here, and keys and rows of those of the other groups."""
+        for tokens in self.groups.rests(computed, 0):
+            found: list[tuple[bytes, int]] = []
+            for group in self.groups.others:
+                needed = group.needed(tokens)
+                rows = [self._row_here(request, tables, group, block) for block in needed]
+                found += [
+                    (key, row)
+                    for key, row in zip(self._block_keys(request, group, needed), rows, strict=True)
+                    if row is not None
+                ]
+                if None in rows:
+                    break
+            else:
+                return tokens, found
+        return 0, []
+
+    def _row_here(
+        self, request: Request, tables: Sequence[Sequence[int]], group: KvGroup, block: int
+    ) -> int | None:
+        """Return the row of a full block that the request has, or has given up to vLLM's cache."""
+        number = 0 if group.recurrent else tables[group.number][block]  # a table's last state goes on
+        if not number:
+            assert self._kv_cache_manager is not None
+            each = group.block_tokens // self.groups.hash_tokens
+            key = request.block_hashes[(block + 1) * each - 1]
+            cached = self._kv_cache_manager.block_pool.get_cached_block(key, [group.number])
+            if cached is None:
+                return None
+            number = cached[0].block_id
+        return self._rows([[number]] * len(tables), group, [0])[0]
 
     # In the worker.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Take the KV of all layers."""
-        self._layers = VllmLayers(kv_caches, self._blocks)
+        self._layers = VllmLayers(
+            kv_caches, self._kv.num_blocks, pages_of(self._kv, self.groups) if self.groups.others else None
+        )
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take what this step loads; it waits for what has been computed before the step."""
@@ -374,7 +533,7 @@ class StoreConnector(KVConnectorBase_V1):
         assert self._layers is not None
         for load in metadata.loads:
             blocks = load.fetched.blocks[:, self._columns]
-            yield load, partial(self._layers.write, load.block_ids, blocks, self._computed)
+            yield load, partial(self._layers.write, load.rows, blocks, self._computed)
 
     def _stage(self, metadata: Loads) -> None:
         assert self._layers is not None

@@ -29,6 +29,7 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
+from vllm.triton_utils import HAS_TRITON
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -45,6 +46,7 @@ from seer_vllm import internals, patches
 from seer_vllm.bench import VllmBench
 from seer_vllm.connector import StoreConnector
 from seer_vllm.draft_lengths import lengths_of
+from seer_vllm.kv_groups import bytes_per_token, room_of
 from seer_vllm.parts import parts_of
 from seer_vllm.proposer import own_method, speculative_config
 from seer_vllm.runners import SECOND, settle_runner, settle_scheduler, wanted_ahead
@@ -93,6 +95,8 @@ class VllmCore:
             lengths = lengths_of(source.draft_tokens)
         if uniform is False or (uniform is None and settings["enforce_eager"]):
             lengths = ()
+        # Without it vLLM keeps no window and no state of a response for the chunk that goes on with it.
+        settings.setdefault("prefix_cache_retention_interval", None)
         args = EngineArgs(
             **settings,
             speculative_config=None
@@ -107,6 +111,11 @@ class VllmCore:
         # On a GPU it decides how many tokens a step prefills: 2,048 without, 8,192 or more with LLM's.
         usage = UsageContext.ENGINE_CONTEXT if current_platform.is_cpu() else UsageContext.LLM_CLASS
         config = args.create_engine_config(usage)
+        if source is not None and config.model_config.is_hybrid and not HAS_TRITON:
+            raise EngineError(
+                "drafts for a model with recurrent layers need Triton, which vLLM's build for CPUs has not:"
+                " take the drafter out of [seer].plugins"
+            )
         settle_scheduler(config, ahead)
         patches.fork_ranks()
         self.engine = LLMEngine.from_vllm_config(config, usage, disable_log_stats=args.disable_log_stats)
@@ -128,8 +137,8 @@ class VllmCore:
         self._connector = scheduler.connector if isinstance(scheduler.connector, StoreConnector) else None
         if self._connector is not None:
             self._connector.use_block_bytes(block_bytes or self._connector.block_bytes, awaited_bytes)
-        [group, *_] = scheduler.kv_cache_config.kv_cache_groups
-        self._parts = parts_of(self.engine.vllm_config, group.kv_cache_spec)
+        specs = [group.kv_cache_spec for group in scheduler.kv_cache_config.kv_cache_groups]
+        self._parts = parts_of(self.engine.vllm_config, specs)
         self._closing = False
         if self._parts.ranks > 1:
             reason = f"one of its {self._parts.ranks} ranks has ended"
@@ -359,20 +368,22 @@ class VllmCore:
 
     def _describe(self, instance_id: str, metrics_address: str) -> InstanceInfo:
         config = self.engine.vllm_config
-        block_tokens, blocks = config.cache_config.block_size, config.cache_config.num_gpu_blocks
-        assert blocks is not None
-        groups = self._scheduler.kv_cache_config.kv_cache_groups
+        kv = self._scheduler.kv_cache_config
+        block_tokens = self._scheduler.block_size
+        capacity, slots = room_of(
+            kv,
+            block_tokens,
+            config.scheduler_config.max_num_seqs,
+            config.model_config.max_model_len,
+            config.scheduler_config.max_num_batched_tokens,
+        )
         return InstanceInfo(
             id=instance_id,
-            kv_capacity_tokens=(blocks - 1) * block_tokens,  # the first block is vLLM's null block
+            kv_capacity_tokens=capacity,
             block_tokens=block_tokens,
-            max_running=config.scheduler_config.max_num_seqs,
+            max_running=slots,
             max_model_tokens=config.model_config.max_model_len,
-            kv_bytes_per_token=sum(
-                group.kv_cache_spec.page_size_bytes * len(group.layer_names) // group.kv_cache_spec.block_size
-                for group in groups
-            )
-            * self._parts.parts,
+            kv_bytes_per_token=bytes_per_token(kv) * self._parts.parts,
             shares_prompts=config.cache_config.enable_prefix_caching,
             kv_kind=self._parts.layout,
             ends_early=True,

@@ -37,7 +37,7 @@ FLAG = (
 
 @attrs.define(eq=False)
 class KeyChain:
-    """The keys of a request's full blocks, each of which stands for all tokens before its end, too."""
+    """The hashes of a request's tokens, each of which stands for all tokens before its end, too."""
 
     root: bytes
     keys: list[bytes] = attrs.field(factory=list)
@@ -125,13 +125,15 @@ class SeerConnector(StoreConnector):
                 stats.drafts, stats.before = drafts, stats.request.num_output_tokens
         return super().build_connector_meta(scheduler_output)
 
-    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
         """See ``StoreConnector``; a chunk that is aborted by its id goes on elsewhere, so it is saved too.
 
         Return what the chunk has cost, for its answer.
         """
         try:
-            delayed, _ = super().request_finished(request, block_ids)
+            delayed, _ = super().request_finished_all_groups(request, block_ids)
         finally:
             self._chains.pop(request.request_id, None)
             stats = self._stats.pop(request.request_id, None)
@@ -152,7 +154,7 @@ class SeerConnector(StoreConnector):
         chain = self._chains.get(request.request_id)
         if chain is None or chain.root != self._root:
             return ()
-        keys, size = chain.keys, self.block_tokens
+        keys, size = chain.keys, self.groups.hash_tokens
         tokens = request.all_token_ids
         for begin in range(len(keys) * size, request.num_tokens // size * size, size):
             block = array("i", tokens[begin : begin + size])

@@ -247,7 +247,9 @@ class Called(msgspec.Struct, frozen=True, tag=True):
 
 
 class Degraded(msgspec.Struct, frozen=True, tag=True):
-    """A part of the instance, ``drafting`` or ``kv_pool``, fails; the instance works on without it."""
+    """A part of the instance, ``drafting`` or ``kv_pool``, fails, and the instance works on without it; or
+    ``continuation``: the model at hand answers otherwise where a response goes on.
+    """
 
     what: str
     reason: str

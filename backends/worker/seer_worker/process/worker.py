@@ -350,9 +350,11 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
         instance = make(structs.replace(start, address=own_address(connection)))
         _check_adapter(start, instance)
         if not getattr(instance, "emulated", False):
-            from seer_worker.sampling.selftest import check_keyed  # imports torch, which takes seconds
+            from seer_worker.sampling import selftest  # imports torch, which takes seconds
 
-            check_keyed(instance)
+            selftest.check_keyed(instance)
+            if (reason := selftest.continued_otherwise(instance)) is not None:
+                link.send(Degraded("continuation", reason))
         measured = getattr(instance, "measured", None)
         link.send(*_messages_from(instance), Ready(_placed(instance.info, start.store), measured))
         Worker(link.send, instance).serve(link)

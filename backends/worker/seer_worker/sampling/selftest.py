@@ -4,13 +4,18 @@ Two short responses are run, and the instance returns the logits from which each
 the key of the request chooses from these logits must be the token that came out, and the log-prob must be
 theirs.  So an engine whose sampling hook was not called, or that takes other seeds or positions, is refused
 before it has written a token that cannot be reproduced.
+
+Then a response is written whole, and the same one in two chunks, of which the second finds the KV of the
+first.  Where an engine keeps something wrong for the second, each response that goes on is wrong, though
+every token follows from its logits.  So what differs is reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
+from msgspec import structs
 
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
@@ -20,7 +25,7 @@ from seer_worker.sampling.keyed import keyed_scores
 from seer_worker.sampling.noise import gumbel, noise_steps
 from seer_worker.wire import Failed
 
-__all__ = ["check_keyed"]
+__all__ = ["check_keyed", "continued_otherwise"]
 
 GROUP = "self-test"
 TOKENS = 6
@@ -30,6 +35,11 @@ NEAR = 1e-3
 """How far below the highest a chosen token's score may lie: another device rounds in another way."""
 LOGPROB_NEAR = 0.05
 """How far a log-prob may be from that of the logits; engines may compute it in bfloat16."""
+
+PROBED = 16
+"""The most probable tokens at a place, whose log-probs are compared."""
+CONTINUED_NEAR = 0.5
+"""How far these may be apart: bfloat16 rounds a prefill otherwise than steps, and wrong KV is further off."""
 
 JOBS = tuple(
     ChunkJob(
@@ -70,8 +80,44 @@ def check_keyed(instance: EngineAdapter) -> None:
         _compare(job, outputs[job.id], rows)
 
 
-def _run(instance: EngineAdapter) -> dict[str, ChunkOutput]:
-    for job in JOBS:
+def continued_otherwise(instance: EngineAdapter) -> str | None:
+    """Return how a response differs where it goes on in a second chunk from one that is whole, if it does.
+
+    Its prompt fills blocks of KV, which the second chunk finds.  Nothing is returned of an instance that has
+    no room for one.
+    """
+    info = instance.info
+    prompt = [1 + place % 3 for place in range(2 * info.block_tokens + 2)]
+    if len(prompt) + TOKENS > min(info.max_model_tokens, info.kv_capacity_tokens):
+        return None
+    sampling = Sampling(ignore_eos=True)
+    whole = structs.replace(
+        JOBS[0], id=f"{GROUP}-whole", prompt_tokens=len(prompt), sampling=sampling, last=False
+    )
+    half = TOKENS // 2
+    found, tokens = [], list(prompt)
+    for job in (whole, structs.replace(whole, id=f"{GROUP}-continued", max_tokens=TOKENS - half)):
+        instance.watch(True)
+        try:
+            output = _run(instance, [structs.replace(job, token_ids=tokens)])[job.id]
+        finally:
+            rows = instance.watch(False)
+        found.append(next(row.logits for row in rows if row.position == len(prompt) + half))
+        tokens = [*prompt, *output.token_ids[:half]]
+    instance.reset_cache()
+    one, other = (torch.from_numpy(logits).to(torch.float32).log_softmax(-1) for logits in found)
+    probable = one.topk(min(PROBED, len(one))).indices
+    apart = float((one - other)[probable].abs().max())
+    if apart <= CONTINUED_NEAR:
+        return None
+    return (
+        "a response that goes on in a second chunk has other log-probs than a whole one, by up to"
+        f" {apart:.2f}: this engine keeps wrong KV of this model, or its answers depend on the batch"
+    )
+
+
+def _run(instance: EngineAdapter, jobs: Sequence[ChunkJob] = JOBS) -> dict[str, ChunkOutput]:
+    for job in jobs:
         instance.submit(job)
     outputs: dict[str, ChunkOutput] = {}
     for _ in range(STEPS):
@@ -79,7 +125,7 @@ def _run(instance: EngineAdapter) -> dict[str, ChunkOutput]:
             if isinstance(result, Failed):
                 raise EngineError(f"the engine failed its self-test: {result.reason}")
             outputs[result.output.job_id] = result.output
-        if len(outputs) == len(JOBS):
+        if len(outputs) == len(jobs):
             return outputs
     raise EngineError(f"the engine failed its self-test: {STEPS} steps did not write {TOKENS} tokens")
 

@@ -1,0 +1,78 @@
+"""Models whose KV is in several groups: what fits, short of it, over a pool, and on two ranks."""
+
+import pytest
+from seer_testing.families import FAMILIES, VOCABULARY, write_family
+
+from seer_core.model import Sampling
+
+pytest.register_assert_rewrite("backends.tests.families")
+kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
+
+from backends.tests.families import TOKENIZER  # noqa: E402
+
+pytestmark = pytest.mark.engine
+
+GOING_ON = Sampling(1.0, ignore_eos=True)
+BLOCK = 32
+BLOCK_BYTES = BLOCK * 2 * 2 * 32 * 4
+"""Of Gemma-3, each of whose four layers is a group."""
+
+
+@pytest.fixture(scope="module")
+def make_pool(loop):
+    """Return a function that starts a pool for ``vllm-0`` and ``vllm-1``; all are stopped at the end."""
+    pools = []
+
+    def make(capacity_bytes):
+        pools.append(kv_local.LocalPool(capacity_bytes))
+        loop.run_until_complete(pools[-1].start(["vllm-0", "vllm-1"]))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        loop.run_until_complete(pool.stop())
+
+
+def texts(prompts, count, tokens=40):
+    return [[token % VOCABULARY for token in prompt] for prompt in prompts(count, tokens)]
+
+
+def test_what_an_instance_reports_fits_and_beyond_it_a_pool_keeps_windows_of_what_is_preempted(
+    start, make_pool, tmp_path, prompts, moved
+):
+    model = write_family(tmp_path, "Gemma-3", 1, TOKENIZER)
+    few = {"max_model_tokens": 512, "max_batched_tokens": 64, "max_running": 8}
+    pool = make_pool(4 << 20)
+    tight = [start(model, None, pool, index, kv_cache_bytes=90 * BLOCK_BYTES, **few) for index in range(2)]
+    roomy = start(model, kv_cache_bytes=900 * BLOCK_BYTES, **few)
+    info = tight[0].info
+    assert info.kv_capacity_tokens < 89 * BLOCK  # which is what full attention alone could have
+    long = info.kv_capacity_tokens // 4 - BLOCK
+    fitting = texts(prompts, 4)
+    assert tight[0].whole(fitting, GOING_ON, long - 50) == roomy.whole(fitting, GOING_ON, long - 50)
+    assert not any(output.preemptions for output in tight[0].outputs.values())
+
+    many = texts(prompts, 8)
+    expected = roomy.whole(many, GOING_ON, 250)
+    assert tight[1].whole(many, GOING_ON, 250) == expected
+    assert any(output.preemptions for output in tight[1].outputs.values())
+    responses, rounds = moved(tight, many, GOING_ON, 250, 70)
+    assert responses == expected
+    assert sum(output.pool_tokens for outputs in rounds[1:] for output in outputs) > 0
+
+
+@pytest.mark.long
+def test_states_and_attention_of_two_ranks_move_with_a_pool(start, make_pool, tmp_path, prompts, moved):
+    name = "Qwen3.5"
+    model = write_family(tmp_path, name, 1, TOKENIZER)
+    pool = make_pool(64 << 20)
+    settings = {"dtype": FAMILIES[name].dtype, "tensor_parallel": 2, "kv_cache_bytes": 16 << 20}
+    pair = [start(model, None, pool, index, **settings) for index in range(2)]
+    block = pair[0].info.block_tokens
+    many = [text[: block + 1] for text in texts(prompts, 4, block + 1)]
+    expected = pair[0].whole(many, GOING_ON, 3 * block)
+    responses, rounds = moved(pair, many, GOING_ON, 3 * block, block)
+    assert responses == expected
+    for number, outputs in enumerate(rounds[1:], 2):
+        assert {output.pool_tokens for output in outputs} == {number * block}
+        assert {output.prefilled_tokens for output in outputs} == {1}

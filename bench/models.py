@@ -1,0 +1,329 @@
+"""Which families of models roll out exactly, and which are refused, and why?
+
+Each family is a tiny model with random weights, which `python -m seer_testing.families` writes. Two instances
+write the same responses in several ways: whole, the same in other batches, moved at every chunk without a
+pool and with one, moved with drafts, and by other weights, after an update and after one back, beside
+instances that were started on these. Half of the prompts are greedy. A way is exact if every token is the
+same. Each row names the commit that it was measured at in the stored result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import re
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+from seer_session.runtime import Runtime
+from seer_testing.families import FAMILIES, VOCABULARY, write_family
+
+from bench.harness import EXAMPLE, ROOT, Row, StoredResult, git, markdown
+from bench.placers import AlwaysMigrate
+from seer_core.errors import SeerError
+from seer_core.model import Completion, Request
+from seer_core.plugins.config import Config, make_config
+from seer_core.plugins.loading import fill_slots
+from seer_core.ports.policy import Splitter
+from seer_core.scheduling.scheduler import Slot
+
+DEPENDS_ON = ("backends/vllm", "backends/sglang", "backends/worker", "backends/kv_local", "testing")
+ROUNDS = 1
+PAGE = ROOT / "docs" / "reference" / "models.md"
+
+EXACT = "exact"
+WAYS = {
+    "whole": "whole, in any batch",
+    "moved": "moved without a pool",
+    "pooled": "moved with a pool",
+    "drafted": "drafts",
+    "updated": "weight update",
+    "images": "images",
+}
+GROUPS, RESPONSES, PROMPT_TOKENS, CHUNKS = 4, 2, 90, 4
+ENGINES = ("vllm", "sglang")
+TRAINED = (
+    "Llama",
+    "Qwen3",
+    "Qwen3-MoE",
+    "GLM-4-MoE",
+    "DeepSeek-V3",
+    "Gemma-3",
+    "Gemma-4",
+    "gpt-oss",
+    "Qwen3-Next",
+    "Qwen3.5",
+    "Qwen3.5-MoE",
+    "Nemotron-H",
+    "Falcon-H1",
+    "Qwen2-VL",
+    "Qwen2.5-VL",
+    "Qwen3-VL",
+)
+"""The families that frameworks name most."""
+TECHNIQUES = ("divided_rollout", "context_sched")
+NOT_STARTED = "instance 'vllm-0' did not start: "
+ROUNDS_OTHERWISE = (
+    "vLLM computes gated delta nets on a CPU in bfloat16 alone. A prefill of tokens that are computed again"
+    " rounds otherwise than the steps that wrote them; with a pool none are."
+)
+MIXERS = ("Nemotron-H", "Falcon-H1")
+BATCHES = "On a CPU what vLLM computes of this family depends on the batch."
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+Texts = Mapping[str, Completion]
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the case's own options."""
+    parser.add_argument("--engine", default="vllm", help="vllm or sglang (default vllm)")
+    parser.add_argument("--only", nargs="+", choices=list(FAMILIES), help="some families alone")
+
+
+def run(options: argparse.Namespace) -> list[Row]:
+    """Roll out families, one after the other, on forks of one process; other rows stay as they are stored."""
+    try:
+        stored = msgspec.json.decode(options.json.read_bytes(), type=StoredResult).rows
+    except (AttributeError, OSError):
+        stored = []
+    rows = {_key(row): row for row in stored}
+    for name in options.only or TRAINED:
+        with tempfile.TemporaryDirectory() as folder:
+            row = asyncio.run(FamilyRun(options.engine, name, Path(folder), options.set).row())
+        rows[_key(row)] = row | {"commit": git("rev-parse", "--short=9", "HEAD")}
+        print({key: value for key, value in row.items() if value}, file=sys.stderr, flush=True)
+    return sorted(rows.values(), key=_key)
+
+
+def _key(row: Row) -> tuple[int, int]:
+    """Return the place of a row."""
+    return ENGINES.index(row["engine"]), list(FAMILIES).index(row["family"])
+
+
+class FamilyRun:
+    """A family on two instances of an engine."""
+
+    def __init__(self, engine: str, name: str, folder: Path, overrides: Sequence[str]) -> None:
+        self.engine, self.name, self.overrides = engine, name, overrides
+        tokenizer = EXAMPLE / "weights"
+        self.models = [write_family(folder / f"{seed}", name, seed, tokenizer) for seed in (1, 2)]
+        self.block_tokens = 0
+        self.found: Row = {"engine": engine, "family": name, **dict.fromkeys(WAYS, "")}
+
+    async def row(self) -> Row:
+        """Return what became of each way, and figures of the moves."""
+        found = self.found
+        try:
+            expected = await self.without_a_pool()
+        except SeerError as error:
+            found["whole"] = reason(error)
+            return found
+        for way, plugins in (("pooled", TECHNIQUES), ("drafted", (*TECHNIQUES, "grouped_spec"))):
+            pool = "none" if way == "drafted" and found["pooled"] != EXACT else "local"
+            try:
+                async with self.started(pool, plugins) as runtime:
+                    texts = await self.written(runtime, plugins)
+                    found[way] = compared(expected, texts)
+                found |= moves(texts) if way == "pooled" else drafts(texts)
+            except SeerError as error:
+                found[way] = reason(error)
+        return found
+
+    async def without_a_pool(self) -> Texts:
+        """Try all that needs no pool; return the responses as they are, written whole."""
+        found = self.found
+        async with self.started("none", ()) as runtime:
+            [info, *_] = runtime.alive.values()
+            self.block_tokens = info.block_tokens
+            found |= {
+                "block_tokens": info.block_tokens,
+                "capacity_tokens": info.kv_capacity_tokens,
+                "kv_bytes_per_token": info.kv_bytes_per_token,
+            }
+            expected = await self.written(runtime)
+            apart: dict[str, Completion] = {}
+            for record in self.records():
+                apart |= await self.written(runtime, records=[record])
+            found["whole"] = compared(expected, apart)
+            found["images"] = self.image(runtime)
+            found["moved"] = compared(expected, await self.written(runtime, TECHNIQUES))
+            try:
+                await runtime.update_weights(self.models[1])
+                updated = await self.written(runtime)
+                await runtime.update_weights(self.models[0])
+                found["updated"] = compared(expected, await self.written(runtime))
+            except SeerError as error:
+                found["updated"] = reason(error)
+        if found["updated"] == EXACT:
+            async with self.started("none", (), self.models[1], instances=1) as runtime:
+                found["updated"] = compared(await self.written(runtime), updated)
+        return expected
+
+    @asynccontextmanager
+    async def started(
+        self, pool: str, plugins: Sequence[str], model: Path | None = None, instances: int = 2
+    ) -> AsyncIterator[Runtime]:
+        """Hold instances of a model of the family."""
+        config = self.config(pool, plugins, model or self.models[0], instances)
+        async with Runtime.from_config(config) as runtime:
+            yield runtime
+
+    def config(self, pool: str, plugins: Sequence[str], model: Path, instances: int = 2) -> Config:
+        """Return the config of the instances."""
+        table = {
+            "model": str(model),
+            "dtype": FAMILIES[self.name].dtype,
+            "instances": instances,
+            "kv_cache_bytes": 32 << 20,
+            "max_model_tokens": 1024,
+            "max_running": 16,
+            "start_timeout_s": 600.0,
+            "control_timeout_s": 300.0,
+        }
+        tree = {
+            "seer": {"plugins": [*plugins], "engine": self.engine, "kv_pool": pool},
+            "engine": {self.engine: table},
+        }
+        return make_config(tree, self.overrides, base_dir=ROOT, origin="bench")
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the prompts, as token ids; every second one is greedy."""
+        draw = random.Random(self.name)
+        return [
+            {
+                "prompt_token_ids": draw.choices(range(3, VOCABULARY), k=PROMPT_TOKENS + 7 * number),
+                "n": RESPONSES,
+                "max_tokens": CHUNKS * self.block_tokens,
+                "temperature": float(number % 2),
+                "ignore_eos": True,
+                "group_id": str(number),
+                "seed": number,
+            }
+            for number in range(GROUPS)
+        ]
+
+    async def written(
+        self,
+        runtime: Runtime,
+        plugins: Sequence[str] = (),
+        records: Iterable[Mapping[str, Any]] | None = None,
+    ) -> Texts:
+        """Return the responses by name; with plug-ins every chunk is on another instance than the last."""
+        pool = "none" if runtime.kv_pool is None else "local"
+        strategies = fill_slots(self.config(pool, plugins, self.models[0]))
+        if plugins:
+            placer = Slot("placer", "always_migrate", AlwaysMigrate())
+            splitter = Slot("splitter", "blocks", BlockEnds(self.block_tokens))
+            strategies = attrs.evolve(
+                strategies,
+                policies=attrs.evolve(strategies.policies, placer=placer, splitter=splitter),
+                drafter=runtime.drafter,  # engines would start anew for another one
+            )
+        await runtime.use(strategies)
+        await runtime.reset_caches()
+        groups = runtime.groups(records or self.records(), iteration=0)
+        result = await runtime.rollout(groups).wait()
+        return {each.request_id: each for each in result.completions}
+
+    def image(self, runtime: Runtime) -> str:
+        """Return what becomes of a prompt with an image; nothing of a model that takes none."""
+        if FAMILIES[self.name].vision is None:
+            return "none"
+        message = {"role": "user", "content": [IMAGE, {"type": "text", "text": "1 + 1"}]}
+        try:
+            runtime.groups([{"messages": [message], "max_tokens": 8}], iteration=0)
+        except SeerError as error:
+            return reason(error)
+        return "dropped"
+
+
+class BlockEnds(Splitter):
+    """Ends each chunk one token behind the next end of a block, so that nothing has to be computed twice."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+
+    def split(self, request: Request) -> int:
+        """Return the next chunk's ``max_tokens``."""
+        group, generated = request.group, request.generated_tokens
+        over = (group.prompt_tokens + generated - 1) % self.block_tokens
+        return min(self.block_tokens - over, group.max_tokens - generated)
+
+
+def reason(error: SeerError) -> str:
+    """Return the first line of an error, or what a traceback in it ends with."""
+    lines = str(error).splitlines()
+    causes = [each for each in lines if re.match(r"\w+(Error|Exception): ", each)]
+    return f"refused: {causes[-1] if causes else lines[0].removeprefix(NOT_STARTED)}"
+
+
+def compared(expected: Texts, found: Texts) -> str:
+    """Return whether all tokens are the same, or how many responses differ."""
+    differing = sum(expected[name].token_ids != found[name].token_ids for name in expected)
+    return f"{differing} of {len(expected)} differ" if differing else EXACT
+
+
+def moves(texts: Texts) -> Row:
+    """Return how often responses moved, and what of their KV came from the pool."""
+    chunks = [chunk for each in texts.values() for chunk in each.chunks]
+    return {
+        "moves": sum(a.instance != b.instance for each in texts.values() for a, b in pairwise(each.chunks)),
+        "pool_tokens": sum(chunk.pool_tokens for chunk in chunks),
+        "prefilled_tokens": sum(chunk.prefilled_tokens for chunk in chunks),
+    }
+
+
+def drafts(texts: Texts) -> Row:
+    """Return how many tokens were drafted well."""
+    return {
+        "accepted_tokens": sum(sum(chunk.accepted_at) for each in texts.values() for chunk in each.chunks)
+    }
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return one line for each family, with the reasons as notes below."""
+    notes: list[str] = []
+
+    def cell(row: Row, way: str) -> str:
+        found: str = row[way]
+        text, note = found or "-", ""
+        if found.startswith("refused: "):
+            text, note = "refused", found.removeprefix("refused: ")
+        elif found.endswith("differ"):
+            note = ROUNDS_OTHERWISE if FAMILIES[row["family"]].dtype == "bfloat16" else BATCHES
+        if row["family"] in MIXERS and note:
+            note = f"vLLM's Mamba-2 mixer fails on a CPU: {note}"
+        if note and note not in notes:
+            notes.append(note)
+        return f"{text} ({notes.index(note) + 1})" if note else text
+
+    columns = ["engine", "family", *WAYS.values(), "tokens of a block", "tokens that fit in 32 MiB"]
+    lines = [
+        [
+            row["engine"],
+            row["family"],
+            *(cell(row, way) for way in WAYS),
+            *(f"{row[name]:,}" if name in row else "" for name in ("block_tokens", "capacity_tokens")),
+        ]
+        for row in rows
+    ]
+    below = [f"{number}. {text}" for number, text in enumerate(notes, 1)]
+    return "\n\n".join([markdown(columns, lines, left=8), "\n".join(below)])
+
+
+def answer(rows: Sequence[Row]) -> str:
+    """Return how many families are exact where they move, and how many in every way."""
+    moved = sum(row["pooled"] == EXACT for row in rows)
+    exact = sum({row[way] for way in WAYS} <= {EXACT, "none"} for row in rows)
+    return (
+        f"Of {len(rows)} rows {moved} are exact where every chunk moves with a pool, and {exact} in every way"
+        " that is tested; what is refused has its reason below."
+    )
