@@ -375,3 +375,25 @@ def test_fields_that_seer_does_not_have_go_to_the_servers_and_come_back(front):
     for each in sent:
         assert each["features"] == features
         assert each["sampling_params"]["thinking_token_budget"] == 5
+
+
+def test_sglang_s_calls_have_the_effects_of_vllm_s(front):
+    served, owners = front()
+    with served:
+        assert call(served, "/flush_cache").status_code == 200
+        call(served, "/pause_generation", {"mode": "abort"})
+        waiting = Asking(lambda: generate(served))
+        call(served, "/continue_generation", {})
+        before = tokens(waiting.result())
+        call(served, "/release_memory_occupation", {"tags": ["kv_cache", "weights"]})
+        call(served, "/resume_memory_occupation", {"tags": ["weights"]})
+        waiting = Asking(lambda: generate(served))
+        call(served, "/update_weights_from_disk", {"model_path": "there"})
+        assert waiting.answer is None
+        call(served, "/resume_memory_occupation", {"tags": ["kv_cache"]})
+        after = waiting.result()
+        assert (tokens(after), after.json()["weight_version"]) == (before, 1)
+        refused = call(served, "/init_weights_update_group", {"rank_offset": 1, "world_size": 3})
+        assert "does not say how many workers" in refused.json()["error"]["message"]
+    assert owners[0].paths == owners[1].paths
+    assert len(owners[0].paths) == 7
