@@ -97,9 +97,14 @@ def test_a_scheduler_that_fails_in_mid_step_costs_no_response_and_begins_anew(fr
         written = int(marked.headers["X-Seer-Fallback"])
         assert 0 < written <= 3
         assert figure(served, "fallback_responses") == written
+        assert httpx.get(f"{served.url}/health").status_code == 200
         fault.kind = ""
+        # The next call begins with a scheduler anew, whether it is a request or, as here, the owner's.
+        body = {"method": "reload_weights", "kwargs": {"weights_path": ""}}
+        assert httpx.post(f"{served.url}/collective_rpc", json=body).status_code == 200
         again = generate(served)
         assert choices(again) == wanted
+        assert again.json()["weight_version"] == 1
         assert "X-Seer-Fallback" not in again.headers
 
 

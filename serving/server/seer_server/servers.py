@@ -350,6 +350,8 @@ class ControlCalls:
         self, effect: Effect, path: str, query: dict[str, list[str]], fields: dict[str, Any]
     ) -> None:
         """Let no chunk run that the call would disturb."""
+        if effect is not Effect.NONE:
+            await self.broker.recover()
         match effect:
             case Effect.PAUSE | Effect.SLEEP:
                 named = fields.get("mode") or (query.get("mode") or [""])[0]
