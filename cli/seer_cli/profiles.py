@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 
 import msgspec
+from seer_host.json_format import JsonFormat
 
 from seer_core.errors import ConfigError
-from seer_core.json_files import JsonFormat
 from seer_core.model import InstanceInfo
 from seer_core.ports.drafting import StepTimes
 from seer_core.ports.engine import InstanceClient

@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import click
 import msgspec
+from seer_host.json_format import JsonFormat
 from seer_host.line_files import claim
 
 from seer_cli.common import main_options
 from seer_cli.output import RUN_FILES, InputPath, check_writable, write_json
 from seer_core.errors import InputError, OutputError, SeerError, printable
-from seer_core.json_files import JsonFormat
 
 __all__ = ["STATUS", "Status", "StatusFile", "status_command"]
 

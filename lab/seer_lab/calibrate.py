@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+from seer_host.json_format import JsonFormat
 from seer_sim.cost import CostModel
 
 from seer_core.errors import PromptError
-from seer_core.json_files import JsonFormat
 from seer_core.plugins.config_types import Seconds
 from seer_lab.policies import PolicySet
 from seer_lab.simulate import simulate

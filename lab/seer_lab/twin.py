@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 from seer_cli.output import TRACE
 from seer_cli.profiles import Profile
+from seer_host.json_format import JsonFormat
 from seer_sim.acceptance import POSITIONS
 from seer_sim.drafts import Drafts
 from seer_trace.records import read_trace
 
 from seer_core.errors import ConfigError, PromptError, quote
-from seer_core.json_files import JsonFormat
 from seer_core.model import ChunkRecord, Completion, InstanceInfo
 from seer_core.model.events import InstanceReported, InstanceStarted
 from seer_core.plugins.config import Config

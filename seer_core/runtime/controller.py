@@ -29,8 +29,6 @@ from seer_core.model.events import (
     InstanceLost,
     InstanceStarted,
     InstanceStopped,
-    RequestsAborted,
-    RolloutPaused,
     RolloutResumed,
 )
 from seer_core.plugins.config import SeerTable
@@ -43,7 +41,7 @@ from seer_core.ports.weights import WeightStore
 from seer_core.runtime.fleet import Fleet
 from seer_core.runtime.groups import check_groups
 from seer_core.runtime.observers import ObserverHub, stop_strategy
-from seer_core.runtime.rollout import CoreRollout, MakeRollout
+from seer_core.runtime.rollout import ControllerCalls, CoreRollout, MakeRollout
 from seer_core.runtime.transcripts import ClosedRequest, ReadText, Transcripts
 from seer_core.scheduling.scheduler import Scheduler
 
@@ -145,7 +143,7 @@ class RolloutController:
         self.expect_healthy()
         fleet = self.fleet
         if self.scheduler.paused:  # the last rollout ended so
-            self.resume()
+            self.apply_guarded(RolloutResumed())
         self._transcripts = Transcripts(
             fleet.weights.current.version,
             token_hex(6),  # random: several runs may share what is kept beside the engines
@@ -154,8 +152,9 @@ class RolloutController:
             chunk_numbers=self._chunk_numbers,
         )
         self._extender = None if make_extender is None else make_extender(self)
+        calls = ControllerCalls(self.submit, self.apply_guarded, self.chunks_ended, self.closed)
         self.rollout = make_rollout(
-            self._transcripts, fleet.clock, self.observers, self, most_requests, journal
+            self._transcripts, fleet.clock, self.observers, calls, most_requests, journal
         )
         return self.rollout
 
@@ -225,28 +224,11 @@ class RolloutController:
         with memory.named():
             return [memory.strategy.recall(group.prompt_token_ids) for group in groups]
 
-    def abort(self, request_ids: Sequence[str], by: str = "") -> None:
-        """Abort requests; each completes at once."""
-        self.apply_guarded(RequestsAborted(tuple(request_ids), by))
-
     def forget(self, name: str) -> None:
         """Drop what is kept of a trajectory or a family."""
         self._transcripts.forget(name)
         self._homes.pop(name, None)
         self.fleet.forget_group(name, self.fleet.alive)
-
-    @property
-    def paused(self) -> bool:
-        """Whether no chunk is sent until ``resume``."""
-        return self.scheduler.paused
-
-    def pause(self, by: str = "") -> None:
-        """Send no more chunks, and end those under way."""
-        self.apply_guarded(RolloutPaused(by))
-
-    def resume(self, by: str = "") -> None:
-        """Send chunks again."""
-        self.apply_guarded(RolloutResumed(by))
 
     def closed(self, rollout: CoreRollout) -> None:
         """Count a rollout that takes no more groups."""

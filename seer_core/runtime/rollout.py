@@ -4,54 +4,44 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Protocol, Self
+from typing import Self
+
+import attrs
 
 from seer_core.errors import EngineError, OverloadError, SeerError
 from seer_core.model import Completion, PromptGroup
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
-from seer_core.model.events import ChunkFailed, EnvironmentFailed, Event
+from seer_core.model.events import (
+    ChunkFailed,
+    EnvironmentFailed,
+    Event,
+    RequestsAborted,
+    RolloutPaused,
+    RolloutResumed,
+)
 from seer_core.ports.engine import Clock
 from seer_core.ports.journal import Journal
 from seer_core.runtime.fleet import END_CHUNKS_S
 from seer_core.runtime.observers import ObserverHub
 from seer_core.runtime.transcripts import ClosedRequest, Transcripts
 
-__all__ = ["Controller", "CoreRollout", "MakeRollout"]
+__all__ = ["ControllerCalls", "CoreRollout", "MakeRollout"]
 
 
-class Controller(Protocol):
+@attrs.frozen
+class ControllerCalls:
     """The controller, as a rollout calls it."""
 
-    @property
-    def paused(self) -> bool:
-        """Whether no chunk is sent until ``resume``."""
-        ...
-
-    def submit(self, groups: Sequence[PromptGroup]) -> None:
-        """Roll out these groups as well."""
-        ...
-
-    def abort(self, request_ids: Sequence[str], by: str = "") -> None:
-        """Abort these requests; each completes at once."""
-        ...
-
-    def pause(self, by: str = "") -> None:
-        """Send no more chunks, and end those under way."""
-        ...
-
-    def resume(self, by: str = "") -> None:
-        """Send chunks again."""
-        ...
-
-    async def chunks_ended(self, limit_s: float) -> None:
-        """Wait, at most so long, until chunks that are to end early have."""
-        ...
-
-    def closed(self, rollout: CoreRollout) -> None:
-        """Count this rollout, which takes no more groups."""
-        ...
+    submit: Callable[[Sequence[PromptGroup]], None]
+    """Roll out these groups as well."""
+    apply: Callable[[Event], None]
+    """Apply an event; an error ends the rollout and is not raised."""
+    chunks_ended: Callable[[float], Awaitable[None]]
+    """Wait, at most so many seconds, until chunks that are to end early have."""
+    closed: Callable[[CoreRollout], None]
+    """Count a rollout, which takes no more groups."""
 
 
 class CoreRollout:
@@ -74,7 +64,7 @@ class CoreRollout:
         transcripts: Transcripts,
         clock: Clock,
         observers: ObserverHub,
-        controller: Controller,
+        controller: ControllerCalls,
         most_requests: int | None = None,
         journal: Journal | None = None,
     ) -> None:
@@ -88,6 +78,7 @@ class CoreRollout:
         self._observers = observers
         self._controller = controller
         self._most_requests = most_requests
+        self._paused = False
         self._deadlines: dict[str, Callable[[], None]] = {}
         self._ready: deque[Completion] = deque()
         self._errors = 0
@@ -192,7 +183,7 @@ class CoreRollout:
         try:
             if await self._clock.advance(changed):
                 return
-            if self.unfinished and not self._controller.paused:
+            if self.unfinished and not self._paused:
                 raise EngineError(
                     f"{len(self.unfinished)} requests are unfinished and no engine will ever answer"
                 )
@@ -257,13 +248,15 @@ class CoreRollout:
         """
         if self.over:
             return
-        self._controller.pause(by)
+        self._paused = True
+        self._controller.apply(RolloutPaused(by))
         await self._controller.chunks_ended(limit_s)
 
     def resume(self, by: str = "") -> None:
         """Send chunks again after a ``pause``."""
         if not self.over:
-            self._controller.resume(by)
+            self._paused = False
+            self._controller.apply(RolloutResumed(by))
             self._wake()  # a virtual clock has something to do again
 
     def abort_request(self, request_id: str) -> None:
@@ -293,7 +286,7 @@ class CoreRollout:
 
     def _abort(self, request_ids: Sequence[str], by: str = "") -> None:
         if request_ids and self._error is None:
-            self._controller.abort(request_ids, by)
+            self._controller.apply(RequestsAborted(tuple(request_ids), by))
 
     # Calls from the controller.
 
@@ -334,7 +327,7 @@ class CoreRollout:
 
 
 MakeRollout = Callable[
-    [Transcripts, Clock, ObserverHub, Controller, int | None, Journal | None],
+    [Transcripts, Clock, ObserverHub, ControllerCalls, int | None, Journal | None],
     CoreRollout,
 ]
 """``CoreRollout``, or a class made from it."""

@@ -14,7 +14,7 @@ from seer_core.model.events import Event
 from seer_core.ports.engine import Clock
 from seer_core.ports.journal import Journal
 from seer_core.runtime.observers import ObserverHub
-from seer_core.runtime.rollout import Controller, CoreRollout
+from seer_core.runtime.rollout import ControllerCalls, CoreRollout
 from seer_core.runtime.transcripts import ClosedRequest, Transcripts
 from seer_session.results import RolloutResult, Tally
 
@@ -36,7 +36,7 @@ class Rollout(CoreRollout):
         transcripts: Transcripts,
         clock: Clock,
         observers: ObserverHub,
-        controller: Controller,
+        controller: ControllerCalls,
         most_requests: int | None = None,
         journal: Journal | None = None,
         *,

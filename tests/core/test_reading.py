@@ -5,10 +5,10 @@ import sys
 import msgspec
 import pytest
 from seer_cli.profiles import read_profile
+from seer_host.json_format import JsonFormat
 from seer_trace.records import read_trace
 
 from seer_core.errors import ConfigError, InputError
-from seer_core.json_files import JsonFormat
 
 
 class Figures(msgspec.Struct):

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from seer_host.json_format import JsonFormat
 from seer_host.line_files import LineFile
 
 from seer_core.errors import InputError, OutputError, SeerError
-from seer_core.json_files import JsonFormat
 from seer_core.model.events import Command, Event
 from seer_core.ports.policy import Observer
 from seer_core.scheduling.scheduler import Scheduler

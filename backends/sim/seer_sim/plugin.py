@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from seer_host.labels import labels_of
 
 from seer_core.model import InstanceInfo
 from seer_core.plugins.config_types import NotNegative, Positive
 from seer_core.plugins.hookspecs import Startup, hookimpl
-from seer_core.plugins.labels import labels_of
 from seer_core.ports.engine import EngineFleet, ModelInfo, PlainFleet
 from seer_sim.clock import VirtualClock
 from seer_sim.drafts import make_methods

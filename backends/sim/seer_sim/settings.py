@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
+from seer_host.labels import InstanceLabels
 
 from seer_core.errors import ConfigError, quote
 from seer_core.json_files import describe_flaw
 from seer_core.plugins.config_types import NotNegative
-from seer_core.plugins.labels import InstanceLabels
 from seer_sim.clock import VirtualClock
 from seer_sim.cost import CostModel
 from seer_sim.drafts import Drafts

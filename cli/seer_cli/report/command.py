@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from seer_host.json_format import JsonFormat
 from seer_trace.records import TraceRecord, read_trace
 
 from seer_cli.common import main_options
 from seer_cli.garbage import no_collections
 from seer_cli.output import JSON_OPTION, TRACE, InputPath, check_writable, names_of_runs, write_json
 from seer_core.errors import InputError, printable
-from seer_core.json_files import JsonFormat
 
 if TYPE_CHECKING:
     from seer_cli.report.data import RunData

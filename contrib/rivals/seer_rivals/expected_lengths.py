@@ -8,8 +8,9 @@ from itertools import accumulate
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+from seer_host.json_format import JsonFormat
+
 from seer_core.errors import ConfigError, PromptError
-from seer_core.json_files import JsonFormat
 from seer_core.model import GroupContext, Request
 
 __all__ = ["EarlierLengths", "Remaining", "read_lengths", "true_remaining"]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from seer_host.json_format import JsonFormat
 
 from seer_core.errors import ConfigError
-from seer_core.json_files import JsonFormat
 from seer_core.model.arrays import Tokens
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_core.ports.drafting import SourceSpec, StepTimes

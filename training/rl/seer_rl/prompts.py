@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from seer_host.json_format import JsonFormat
+
 from seer_core.error_origin import describe_error, is_ctrl_c
 from seer_core.errors import PromptError
-from seer_core.json_files import JsonFormat
 from seer_rl.references import resolve
 
 __all__ = ["Prompts", "prompts_of"]

@@ -18,9 +18,9 @@ from seer_core.ports.contracts import implemented
 from seer_core.ports.drafting import Drafter, SiblingTokens, StepTimes
 from seer_core.ports.engine import ChunkJob, InstanceSink, MachineProbe
 from seer_core.ports.kv import KVPool
-from seer_core.ports.launcher import RunningWorker
 from seer_core.ports.weights import WeightSpec, directory
 from seer_worker.client.digest import digest_of
+from seer_worker.client.running_worker import RunningWorker
 from seer_worker.seer_version import seer_version
 from seer_worker.wire import (
     AbortChunk,
