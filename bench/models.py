@@ -49,6 +49,7 @@ WAYS = {
     "images": "images",
 }
 GROUPS, RESPONSES, PROMPT_TOKENS, CHUNKS = 4, 2, 90, 4
+LEAST_CHUNK_TOKENS = 32
 ENGINES = ("vllm", "sglang")
 TRAINED = (
     "Llama",
@@ -70,7 +71,7 @@ TRAINED = (
 )
 """The families that frameworks name most."""
 TECHNIQUES = ("divided_rollout", "context_sched")
-NOT_STARTED = "instance 'vllm-0' did not start: "
+NOT_STARTED = re.compile(r"^instance .[a-z]+-0. did not start: ")
 ROUNDS_OTHERWISE = (
     "vLLM computes gated delta nets on a CPU in bfloat16 alone. A prefill of tokens that are computed again"
     " rounds otherwise than the steps that wrote them; with a pool none are."
@@ -142,7 +143,7 @@ class FamilyRun:
         found = self.found
         async with self.started("none", ()) as runtime:
             [info, *_] = runtime.alive.values()
-            self.block_tokens = info.block_tokens
+            self.block_tokens = max(info.block_tokens, LEAST_CHUNK_TOKENS)
             found |= {
                 "block_tokens": info.block_tokens,
                 "capacity_tokens": info.kv_capacity_tokens,
@@ -262,7 +263,7 @@ def reason(error: SeerError) -> str:
     """Return the first line of an error, or what a traceback in it ends with."""
     lines = str(error).splitlines()
     causes = [each for each in lines if re.match(r"\w+(Error|Exception): ", each)]
-    return f"refused: {causes[-1] if causes else lines[0].removeprefix(NOT_STARTED)}"
+    return "refused: " + (causes[-1] if causes else NOT_STARTED.sub("", lines[0]))
 
 
 def compared(expected: Texts, found: Texts) -> str:
