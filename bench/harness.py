@@ -31,6 +31,7 @@ CASES = (
     "demo",
     "paced",
     "cost_models",
+    "unseen_drafts",
     "pays",
     "rivals",
     "agents",

@@ -22,7 +22,7 @@ MEDIANS = "A figure is the median of the rounds, followed by [least, most] where
 GENERATED = "<!-- `python -m bench render` writes this page. -->"
 
 SECTIONS = {
-    "Does it pay?": ("demo", "cost_models", "paced", "pays", "rivals", "agents"),
+    "Does it pay?": ("demo", "cost_models", "unseen_drafts", "paced", "pays", "rivals", "agents"),
     "Are the tokens the same?": ("equality", "models"),
     "What happens when something dies?": ("cluster_faults", "driver_deaths"),
     "What does it cost?": ("scheduler", "driver_scale", "draft_step", "served_drafts", "server_agents"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,7 +18,14 @@ from seer_lab.workloads import Workload
 if TYPE_CHECKING:
     from seer_grouped_spec.replay import Recording
 
-__all__ = ["read_replayed", "replayed_drafts", "with_replayed"]
+__all__ = [
+    "ReplayedGroup",
+    "drafts_of_groups",
+    "read_replayed",
+    "replayed_drafts",
+    "replayed_group",
+    "with_replayed",
+]
 
 CHANCES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 """Levels at which a batch may cut its drafts; more of them change nothing."""
@@ -49,25 +56,42 @@ def read_replayed(path: Path) -> ReplayedDrafts:
     return replayed_drafts(load(path / "completions.jsonl" if path.is_dir() else path))
 
 
+class ReplayedGroup(NamedTuple):
+    """The responses of a replayed group, and the steps of each stretch of their text."""
+
+    responses: list[ReplayedResponse]
+    segments: list[tuple[Accepted, Chances]]
+
+
 def replayed_drafts(recordings: Sequence[Recording]) -> ReplayedDrafts:
     """Return how well the responses of recorded groups are drafted."""
+    return drafts_of_groups([replayed_group(recording) for recording in recordings])
+
+
+def replayed_group(recording: Recording) -> ReplayedGroup:
+    """Replay one group, whose drafts depend on no other."""
     from seer_grouped_spec.replay import replay_steps
 
-    responses: list[ReplayedResponse] = []
-    segments: list[tuple[Accepted, Chances]] = []
-    for recording in recordings:
-        for number, played in enumerate(replay_steps(recording, DRAFT_TOKENS)):
-            tokens = recording.written(number)
-            if not tokens:
-                continue
-            count = -(-tokens // SEGMENT_TOKENS)
-            edges = np.searchsorted(played.starts, np.arange(1, count) * SEGMENT_TOKENS)
-            parts = zip(np.split(played.accepted, edges), np.split(played.chances, edges), strict=True)
-            found = list(parts)
-            steps = tuple(max(1, len(accepted)) for accepted, _ in found)
-            responses.append(ReplayedResponse(f"{recording.group}/{number}", recording.group, tokens, steps))
-            segments += [part for part in found if len(part[0])]
-    return ReplayedDrafts(CHANCES, tuple(_texts(segments)), tuple(responses))
+    group = ReplayedGroup([], [])
+    for number, played in enumerate(replay_steps(recording, DRAFT_TOKENS)):
+        tokens = recording.written(number)
+        if not tokens:
+            continue
+        count = -(-tokens // SEGMENT_TOKENS)
+        edges = np.searchsorted(played.starts, np.arange(1, count) * SEGMENT_TOKENS)
+        found = list(zip(np.split(played.accepted, edges), np.split(played.chances, edges), strict=True))
+        steps = tuple(max(1, len(accepted)) for accepted, _ in found)
+        name = f"{recording.group}/{number}"
+        group.responses.append(ReplayedResponse(name, recording.group, tokens, steps))
+        group.segments.extend(part for part in found if len(part[0]))
+    return group
+
+
+def drafts_of_groups(groups: Sequence[ReplayedGroup]) -> ReplayedDrafts:
+    """Return how well the responses of replayed groups are drafted."""
+    segments = [each for group in groups for each in group.segments]
+    responses = tuple(each for group in groups for each in group.responses)
+    return ReplayedDrafts(CHANCES, tuple(_texts(segments)), responses)
 
 
 def with_replayed(workload: AnyWorkload, drafts: ReplayedDrafts) -> AnyWorkload:
