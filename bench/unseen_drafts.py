@@ -55,7 +55,7 @@ NEAR = 0.5
 GOAL_TOTAL, GOAL_TAIL = 0.05, 0.15
 
 
-class Text(NamedTuple):
+class ReplayedText(NamedTuple):
     """Replayed responses by request; ``finished`` has the lengths of a group's responses."""
 
     drafts: ReplayedDrafts
@@ -110,12 +110,12 @@ def _recordings(load: Workload) -> list[Recording]:
     ]
 
 
-def _text(groups: Sequence[ReplayedGroup]) -> Text:
+def _text(groups: Sequence[ReplayedGroup]) -> ReplayedText:
     drafts = drafts_of_groups(groups)
     lengths: dict[str, list[int]] = {}
     for each in drafts.responses:
         lengths.setdefault(each.group, []).append(each.tokens)
-    return Text(drafts, {each.id: each for each in drafts.responses}, lengths)
+    return ReplayedText(drafts, {each.id: each for each in drafts.responses}, lengths)
 
 
 def _half(load: Workload, ids: Sequence[str], on: str, instances: int, by: int) -> Workload:
@@ -137,7 +137,7 @@ def _figures(half: Workload, drafts: ReplayedDrafts) -> dict[str, float]:
 
 
 def _predicted(
-    method: str, source: Text, target: Text, samples: Mapping[int, Text], split: int
+    method: str, source: ReplayedText, target: ReplayedText, samples: Mapping[int, ReplayedText], split: int
 ) -> ReplayedDrafts:
     """Return the drafts of the target's responses; of these, methods but samples see the lengths alone."""
     if method == "alike":
@@ -171,7 +171,7 @@ def _made(response: ReplayedResponse, gain: Gain, factor: float) -> ReplayedResp
     return replace(response, steps=tuple(steps))
 
 
-def _pooled(source: Text, without: str = "") -> Gain:
+def _pooled(source: ReplayedText, without: str = "") -> Gain:
     """Return the mean gain at a stretch of responses that are about as long."""
     known: dict[tuple[int, int], float] = {}
     pool = [each for each in source.responses.values() if each.group != without]
@@ -191,11 +191,11 @@ def _pooled(source: Text, without: str = "") -> Gain:
     return gain
 
 
-def _by_siblings(source: Text, target: Text) -> Gain:
+def _by_siblings(source: ReplayedText, target: ReplayedText) -> Gain:
     """Return the mean gain by position and by the quarter of siblings that has finished."""
     counted: dict[tuple[int, int], list[float]] = {}
 
-    def key(text: Text, response: ReplayedResponse, stretch: int) -> tuple[int, int]:
+    def key(text: ReplayedText, response: ReplayedResponse, stretch: int) -> tuple[int, int]:
         lengths = text.lengths[response.group]
         finished = sum(length < stretch * SEGMENT_TOKENS for length in lengths)
         return min(stretch, 24) // 2, min(3, 4 * finished // len(lengths))
@@ -215,7 +215,7 @@ def _by_siblings(source: Text, target: Text) -> Gain:
     return gain
 
 
-def _effects(source: Text, target: Text, split: int) -> dict[str, float]:
+def _effects(source: ReplayedText, target: ReplayedText, split: int) -> dict[str, float]:
     """Return log-normal effects of the target's groups and responses, drawn as those of the source vary."""
     groups: dict[str, float] = {}
     responses: list[float] = []
