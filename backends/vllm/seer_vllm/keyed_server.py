@@ -114,6 +114,8 @@ def _check_requests(params_class: Any) -> None:
         return original(self, *arguments, **named)
 
     params_class.verify = verify
+    # vLLM's own sampler has no min_p and logit bias where it verifies drafts; this one has.
+    params_class._validate_spec_decode = lambda self, speculative_config: None
 
 
 def _bad_words(extra: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
