@@ -55,7 +55,7 @@ class ServedStats(RequestStats):
         """Book what became of the last step's drafts."""
         drafts, self.drafts = self.drafts, ()
         kept = self.request.num_output_tokens - self.before
-        if drafts and kept:
+        if drafts and 0 < kept <= len(drafts) + 1:
             self.verified(drafts, kept, self.request.output_token_ids[-1])
 
 
@@ -118,10 +118,11 @@ class SeerConnector(StoreConnector):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Loads:
         """See ``StoreConnector``; note the drafts of the step."""
+        for stats in self._stats.values():
+            stats.settle()
         for request_id, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
-            stats = self._stats.get(request_id)
-            if stats is not None:
-                stats.settle()
+            if request_id in self._stats:
+                stats = self._stats[request_id]
                 stats.drafts, stats.before = drafts, stats.request.num_output_tokens
         return super().build_connector_meta(scheduler_output)
 

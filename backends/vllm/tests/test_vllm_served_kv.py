@@ -140,7 +140,7 @@ def test_an_answer_says_what_the_pool_had_and_what_became_of_drafts(connector):
     made.update_state_after_alloc(one, SimpleNamespace(get_block_ids=lambda: ([1, 2, 3, 4],)), count)
     manager = SimpleNamespace(get_block_ids=lambda _: ([1, 2, 3, 4],), block_pool=None)
     made.bind_kv_cache_manager(manager)
-    for drafts, kept in (([], [20]), ([21, 22], [21, 22, 23]), ([24, 9], [24, 25])):
+    for drafts, kept in (([], [20]), ([21, 22], [21, 22, 23]), ([], [26]), ([24, 9], [24, 25])):
         made.build_connector_meta(
             SimpleNamespace(
                 num_scheduled_tokens={"r": 1 + len(drafts)},
@@ -150,5 +150,5 @@ def test_an_answer_says_what_the_pool_had_and_what_became_of_drafts(connector):
         one.append_output_token_ids(kept)
     one.num_computed_tokens = one.num_tokens - 1
     cost = end(made, one, [1, 2, 3, 4], "FINISHED_LENGTH_CAPPED")["seer"]
-    assert cost == {"pool_tokens": 12, "steps": 3, "drafted_at": [2, 2], "accepted_at": [2, 1]}
-    assert len(shelf.blocks) == 4
+    assert cost == {"pool_tokens": 12, "steps": 4, "drafted_at": [2, 2], "accepted_at": [2, 1]}
+    assert len(shelf.blocks) == 4  # of 20 tokens, the last of which has no KV yet
