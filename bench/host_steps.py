@@ -62,29 +62,29 @@ class OutsideTimer:
 
 def vllm(start: Callable[..., Start], timer: OutsideTimer) -> Any:
     """Return an instance of vLLM."""
-    from seer_vllm.instance import VllmCore
+    from seer_vllm.instance import VllmAdapter
     from seer_vllm.plugin import Settings, engine_args
 
     settings = Settings(model="weights", dtype="float32", **LIMITS)
-    core = VllmCore(start(engine_args(settings, EXAMPLE / "weights")))
-    timer.leave_out(runner_of(core), "_model_forward")
-    return core.bench()
+    adapter = VllmAdapter(start(engine_args(settings, EXAMPLE / "weights")))
+    timer.leave_out(runner_of(adapter), "_model_forward")
+    return adapter.bench()
 
 
-def runner_of(core: Any) -> Any:
+def runner_of(adapter: Any) -> Any:
     """Return vLLM's model runner, or what stands in for it."""
-    return core.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    return adapter.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
 def sglang(start: Callable[..., Start], timer: OutsideTimer) -> Any:
     """Return an instance of SGLang."""
-    from seer_sglang.instance import SglangCore
+    from seer_sglang.instance import SglangAdapter
     from seer_sglang.plugin import Settings, engine_args
 
     settings = Settings(model="weights", dtype="float32", **LIMITS)
-    core = SglangCore(start(engine_args(settings, EXAMPLE / "weights")))
-    timer.leave_out(core.engine.runner.model, "forward")
-    return core.bench()
+    adapter = SglangAdapter(start(engine_args(settings, EXAMPLE / "weights")))
+    timer.leave_out(adapter.engine.runner.model, "forward")
+    return adapter.bench()
 
 
 def paced(start: Callable[..., Start], timer: OutsideTimer) -> Any:
@@ -101,7 +101,7 @@ def paced(start: Callable[..., Start], timer: OutsideTimer) -> Any:
         max_running=LIMITS["max_running"],
     )
     adapter = EmulatedVllm(start(to_builtins(settings)), CountingClock(), MadeUpText())
-    timer.leave_out(runner_of(adapter._core), "_write")
+    timer.leave_out(runner_of(adapter), "_write")
     return PacedBench(adapter)
 
 
@@ -121,17 +121,18 @@ class PacedBench:
     def __init__(self, adapter: Any) -> None:
         self._adapter = adapter
         self.step = adapter.step
-        self.make_up_drafts = adapter._core.bench().make_up_drafts
+        self.make_up_drafts = adapter.bench().make_up_drafts
 
     def add(self, name: str, prompt: Sequence[int], max_tokens: int) -> None:
         """Queue a request."""
         tokens = list(prompt)
-        self._adapter.submit(ChunkJob(name, name, name, tokens, len(tokens), max_tokens, Sampling(), 0, 0))
+        self._adapter.submit(
+            ChunkJob(name, name, name, tokens, len(tokens), max_tokens, Sampling(), 0, 0), ""
+        )
 
     def drop(self, names: Sequence[str]) -> None:
         """Forget requests."""
-        for name in names:
-            self._adapter.abort(name)
+        self._adapter.abort(names)
 
 
 ENGINES = {"vllm": vllm, "sglang": sglang, "paced": paced}

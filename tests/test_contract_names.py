@@ -16,7 +16,7 @@ CONTRACTS = [
     "seer_core.ports.policy",
     "seer_core.ports.engine",
     "seer_core.ports.environment",
-    "seer_worker.process.instance",
+    "seer_worker.process.adapter",
 ]
 SPOKEN = re.compile(r"``(\w+(?:\.\w+)+)(?:\(.*?\))?``")
 VARIABLES = re.compile(r"(self|request|group|info|plugin|engine|startup|package)\.")

@@ -127,7 +127,7 @@ def job_of(machine: GpuMachine, kinds: Sequence[DraftedSteps]) -> Row:
 
 def bench_of(settings: Row, shape: Row, folder: Path, *, drafts: bool) -> Any:
     """Return an engine in this process, whose model is written into ``folder``."""
-    from seer_vllm.instance import VllmCore
+    from seer_vllm.instance import VllmAdapter
     from seer_vllm.plugin import Settings, engine_args
     from seer_worker.wire import Start
 
@@ -138,7 +138,7 @@ def bench_of(settings: Row, shape: Row, folder: Path, *, drafts: bool) -> Any:
     (folder / "config.json").write_text(json.dumps({**base, **HEADS, **shape, **layers}))
     arguments = engine_args(Settings(model=str(folder), **settings), folder)
     source = SourceSpec("seer_grouped_spec.source:GroupedSource", {}, DRAFT_TOKENS) if drafts else None
-    return VllmCore(Start("bench", "", arguments, str(folder), source=source)).bench()
+    return VllmAdapter(Start("bench", "", arguments, str(folder), source=source)).bench()
 
 
 def time_steps(

@@ -1,10 +1,10 @@
-"""The forward pass of an emulated accelerator: steps timed by a cost model, tokens taken from a script."""
+"""An emulated accelerator: steps timed by a cost model, tokens taken from a script."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import inf
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import structlog
@@ -12,9 +12,8 @@ from msgspec import structs
 from seer_sim.drafts import Drafts
 from seer_sim.profile import step_times
 from seer_sim.settings import cost_of
-from seer_worker.process.adapter import Forward, ScriptedTokens
-from seer_worker.process.instance import Rejected
-from seer_worker.wire import Degraded, Telemetry
+from seer_worker.process.adapter import EndedChunk, Rejected, ScriptedTokens
+from seer_worker.wire import Degraded, Start, Telemetry
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
@@ -25,7 +24,7 @@ from seer_paced.emulated_clock import EmulatedClock, SleepingClock
 from seer_paced.script import Script, ScriptError, TokenScript, read_script
 from seer_paced.settings import TABLE, Settings
 
-__all__ = ["LOGPROB", "Emulation"]
+__all__ = ["LOGPROB", "EmulatedSteps", "Emulation"]
 
 log = structlog.get_logger("seer")
 
@@ -42,8 +41,8 @@ LEAST_STEPS = 100
 """Steps before an instance reports that it falls behind."""
 
 
-class Emulation(Forward):
-    """``Forward`` of one instance, and the time it lives on.
+class Emulation:
+    """The accelerator of one instance, and the time it lives on.
 
     Args:
         settings: ``[engine.paced]``.
@@ -51,19 +50,15 @@ class Emulation(Forward):
         script: the tokens; by default those that the settings name.
     """
 
-    emulated = True
-
     def __init__(
         self, settings: Settings, clock: EmulatedClock | None = None, script: TokenScript | None = None
     ) -> None:
         self.settings = settings
         self.cost = cost_of(settings, TABLE)
         self.time: EmulatedClock = SleepingClock(settings.speed) if clock is None else clock
-        self.clock = self.time.now
         self.script: TokenScript = _script_of(settings) if script is None else script
         self.weight_version = 0
-        self._info: InstanceInfo | None = None
-        self._reported = False
+        """Of which weights the KV is that is computed from now on."""
 
     def compute_hash(self) -> str:
         """Return a constant; vLLM asks what it finds in its configuration for the key of compiled kernels."""
@@ -82,29 +77,10 @@ class Emulation(Forward):
         drafts = self.settings.acceptance
         return drafts.step_s * verified + drafts.request_s * drafted
 
-    def begin_step(self) -> None:
-        """Let the clock begin a step."""
-        self.time.begin_step()
-
-    def idle(self) -> None:
-        """Let the time until the next step count for nothing."""
-        self.time.idle()
-
-    def sample(self, job: ChunkJob) -> ScriptedTokens:
-        """Return what a chunk writes.
-
-        Raises:
-            Rejected: the script lacks it.
-        """
-        try:
-            return self.script.tokens_of(job)
-        except ScriptError as error:
-            raise Rejected(str(error)) from error
-
     def describe(self, info: InstanceInfo) -> InstanceInfo:
-        """Add the accelerator's figures."""
+        """Return the info with the accelerator's figures."""
         settings, cost, running = self.settings, self.cost, min(TYPICAL_RUNNING, info.max_running)
-        self._info = structs.replace(
+        return structs.replace(
             info,
             kv_bytes_per_token=round(cost.kv_bytes_per_token),
             step_s=cost.pass_s(running, running, running),
@@ -112,58 +88,111 @@ class Emulation(Forward):
             chunk_s=settings.chunk_s,
             chunk_s_per_token=settings.chunk_s_per_token,
         )
-        return self._info
 
-    def measure_moves(self, shares_kv: bool) -> Mapping[str, float]:
+
+class EmulatedSteps:
+    """What an adapter does otherwise if its steps are emulated: a base that is named before the engine's."""
+
+    emulated = True
+    clock: Callable[[], float] | None = None
+    emulation: Emulation
+    info: InstanceInfo
+    _loaded_version = 0
+    _complained = False
+
+    def emulate(self, start: Start) -> None:
+        """Complete an engine that has just been made, with an ``emulation``."""
+        self.info = self.emulation.describe(self.info)
+        self.clock = self.emulation.time.now
+        self._shares_kv = start.store is not None
+
+    def submit(self, job: ChunkJob, salt: str, script: ScriptedTokens | None = None) -> None:
+        """Queue a chunk with its tokens.
+
+        Raises:
+            Rejected: the script lacks it.
+        """
+        engine: Any = super()
+        try:
+            script = self.emulation.script.tokens_of(job)
+        except ScriptError as error:
+            raise Rejected(str(error)) from error
+        engine.submit(job, salt, script)
+
+    def step(self) -> list[EndedChunk]:
+        """Make a step, in the emulated time."""
+        engine: Any = super()
+        self.emulation.time.begin_step()
+        ended: list[EndedChunk] = engine.step()
+        return ended
+
+    def idle(self) -> None:
+        """Let the time until the next step count for nothing."""
+        self.emulation.time.idle()
+
+    def reset_cache(self) -> None:
+        """Drop all cached KV; what is computed from now on is of the weights that were loaded last."""
+        engine: Any = super()
+        self.emulation.time.begin_step()  # an engine may still make steps of what was dropped
+        engine.reset_cache()
+        self.emulation.weight_version = self._loaded_version
+        self.emulation.time.idle()
+
+    def update_weights(self, source: WeightSpec, version: int) -> str:
+        """Return no fingerprint: there are no weights, and ``source`` is not read."""
+        self._loaded_version = version
+        return ""
+
+    def fingerprint(self) -> str:
+        """Return none."""
+        return ""
+
+    def sleep(self) -> int:
+        """Return the bytes that all KV stands for."""
+        return self.info.kv_capacity_tokens * self.info.kv_bytes_per_token
+
+    def wake(self) -> None:
+        """Do nothing."""
+
+    def measure_moves(self) -> Mapping[str, float]:
         """Return what the settings have of a load."""
-        return {"fetch_s_per_token": self.save_s(1)} if shares_kv else {}
+        return {"fetch_s_per_token": self.emulation.save_s(1)} if self._shares_kv else {}
 
     def measure_steps(
         self,
         batch: Sequence[int],
         draft_tokens: Sequence[int],
         context_tokens: int | None,
-        cell_s: float = inf,
+        cell_s: float,
     ) -> StepTimes:
         """Return the times of the cost model.
 
         Raises:
             Rejected: no step of these sizes fits.
         """
-        assert self._info is not None
-        times = self.settings.acceptance
+        emulation = self.emulation
+        times = emulation.settings.acceptance
         drafts = Drafts(step_s=times.step_s, request_s=times.request_s)
         try:
-            return step_times(self.cost, drafts, self._info, batch, draft_tokens, context_tokens)
+            return step_times(emulation.cost, drafts, self.info, batch, draft_tokens, context_tokens)
         except EngineError as error:
             raise Rejected(str(error)) from error
 
-    def load_weights(self, source: WeightSpec, version: int) -> str:
-        """Return no fingerprint: there are no weights, and ``source`` is not read."""
-        return ""
-
-    def kv_dropped(self, weight_version: int) -> None:
-        """Take the version, of which fingerprints of KV are made from now on."""
-        self.weight_version = weight_version
-
-    def release(self) -> int:
-        """Return the bytes that all KV stands for."""
-        assert self._info is not None
-        return self._info.kv_capacity_tokens * self._info.kv_bytes_per_token
-
-    def telemetry(self, telemetry: Telemetry) -> Telemetry:
+    def telemetry(self) -> Telemetry:
         """Add, in real time, how far steps fell behind."""
-        overrun = self.time.overrun()
+        engine: Any = super()
+        telemetry: Telemetry = engine.telemetry()
+        overrun = self.emulation.time.overrun()
         if overrun is None:
             return telemetry
         return structs.replace(telemetry, emulated_s=overrun.emulated_s, overrun_s=overrun.lost_s)
 
     def degradations(self) -> list[Degraded]:
         """Return once that the machine is too slow."""
-        overrun = self.time.overrun()
-        if self._reported or overrun is None or overrun.steps < LEAST_STEPS or overrun.share <= LATE_SHARE:
+        overrun = self.emulation.time.overrun()
+        if self._complained or overrun is None or overrun.steps < LEAST_STEPS or overrun.share <= LATE_SHARE:
             return []
-        self._reported = True
+        self._complained = True
         return [
             Degraded(
                 "pace",
@@ -175,9 +204,11 @@ class Emulation(Forward):
 
     def close(self) -> None:
         """Log how far steps fell behind."""
-        overrun = self.time.overrun()
-        if overrun is not None and self._info is not None:
-            log.info("emulated", instance=self._info.id, **attrs.asdict(overrun))
+        engine: Any = super()
+        overrun = self.emulation.time.overrun()
+        if overrun is not None:
+            log.info("emulated", instance=self.info.id, **attrs.asdict(overrun))
+        engine.close()
 
 
 def _script_of(settings: Settings) -> Script:

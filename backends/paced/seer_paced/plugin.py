@@ -202,7 +202,8 @@ def _make_vllm(settings: Settings, script: Script, start: Start) -> Stepper:
         from seer_paced.stepper import LocalStepper
         from seer_paced.vllm_instance import EmulatedVllm
 
-        return LocalStepper(lambda clock: EmulatedVllm(start, clock, script), settings.report_interval_s)
+        interval_s = settings.report_interval_s
+        return LocalStepper(lambda clock: EmulatedVllm(start, clock, script), start, interval_s)
 
 
 def _make_sglang(

@@ -14,8 +14,7 @@ from typing import Any
 import structlog
 from msgspec import Struct
 from seer_host.frames import Frames, encode
-from seer_worker.process.adapter import ScriptedTokens
-from seer_worker.process.instance import INSTANCE
+from seer_worker.process.adapter import ADAPTER, ScriptedTokens
 from seer_worker.wire import Failed, Fatal, FromWorker, Ready, Start, Submit, ToWorker
 
 from seer_core.errors import EngineError
@@ -163,8 +162,9 @@ class _SentScript:
 
 
 def _make(start: Start, script: TokenScript) -> Stepper:
-    make: Any = INSTANCE.load(start.instance)
-    return LocalStepper(lambda clock: make(start, clock, script), start.settings["report_interval_s"])
+    make: Any = ADAPTER.load(start.instance)
+    interval_s = start.settings["report_interval_s"]
+    return LocalStepper(lambda clock: make(start, clock, script), start, interval_s)
 
 
 def _messages(connection: socket.socket, kind: Any) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +14,15 @@ from seer_worker.wire import Start
 
 from seer_paced.checkpoint import write_checkpoint
 from seer_paced.emulated_clock import EmulatedClock
-from seer_paced.emulation import Emulation
+from seer_paced.emulation import EmulatedSteps, Emulation
 from seer_paced.script import TokenScript
 from seer_paced.settings import Settings
 
 if TYPE_CHECKING:
-    from seer_sglang.engine import SglangEngine
     from seer_worker.process.pooling import PooledRequests
 
-    from seer_paced.sglang_forward import BatchForward, TimedLayers
+    from seer_core.ports.kv import KVStore
+    from seer_paced.sglang_forward import TimedLayers
 
 __all__ = ["EmulatedSglang", "engine_args"]
 
@@ -29,23 +30,8 @@ HEAD_SIZE = 4
 """Of a layer's only head: a token's keys, bfloat16, are a word of 8 bytes, and so are its values."""
 
 
-class SglangEmulation(Emulation):
-    """An emulation that takes SGLang's batches."""
-
-    def install(self, engine: SglangEngine) -> TimedLayers:
-        """Compute the engine's batches from now on; return its KV."""
-        from seer_paced.sglang_forward import BatchForward  # imports SGLang
-
-        self._batches: BatchForward = BatchForward(engine, self)
-        return self._batches.layers
-
-    def move_beside(self, pooled: PooledRequests) -> None:
-        """Emulate what moves beside steps."""
-        self._batches.move_beside(pooled)
-
-
-class EmulatedSglang(SglangAdapter):
-    """``seer_sglang``'s instance with an emulated forward pass.
+class EmulatedSglang(EmulatedSteps, SglangAdapter):
+    """``seer_sglang``'s instance with emulated steps.
 
     Args:
         start: its settings are those of ``[engine.paced]``.
@@ -60,10 +46,23 @@ class EmulatedSglang(SglangAdapter):
         model = write_checkpoint(
             Path(start.scratch, "model"), settings.vocab_size, settings.max_model_tokens, HEAD_SIZE
         )
-        emulation = SglangEmulation(settings, clock, script)
-        super().__init__(structs.replace(start, settings=engine_args(settings, model)), emulation)
-        if self._pooled is not None:
-            emulation.move_beside(self._pooled)
+        self.emulation = Emulation(settings, clock, script)
+        SglangAdapter.__init__(self, structs.replace(start, settings=engine_args(settings, model)))
+        self.emulate(start)
+        from seer_paced.sglang_forward import BatchForward  # imports SGLang
+
+        self._batches: BatchForward = BatchForward(self.engine, self.emulation)
+
+    def share_kv(
+        self, open_store: Callable[[int, int], KVStore], report: Callable[[str], None]
+    ) -> PooledRequests:
+        """Share KV, whose copies take emulated time."""
+        pooled = super().share_kv(open_store, report)
+        self._batches.move_beside(pooled)
+        return pooled
+
+    def _kv(self) -> TimedLayers:
+        return self._batches.layers
 
 
 def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
@@ -83,5 +82,6 @@ def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
         "context_length": settings.max_model_tokens,
         "disable_cuda_graph": True,
         "kv_cache_bytes": None,
+        "awaited_kv_bytes": None,
         "draft_paths": 1,
     }

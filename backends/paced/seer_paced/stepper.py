@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
-from seer_worker.process.instance import EngineAdapter
+from seer_worker.process.adapter import EngineAdapter
 from seer_worker.process.worker import Worker
-from seer_worker.wire import FromWorker, ToWorker
+from seer_worker.wire import FromWorker, Start, ToWorker
 
 from seer_core.model import InstanceInfo
 from seer_paced.emulated_clock import CountingClock
@@ -45,14 +45,15 @@ class Stepper(Protocol):
 
 
 class LocalStepper:
-    """An instance in this process, which ``make`` returns for a clock."""
+    """An instance in this process, as ``start`` asks for it; ``make`` returns its engine for a clock."""
 
-    def __init__(self, make: Callable[[CountingClock], EngineAdapter], report_interval_s: float) -> None:
+    def __init__(
+        self, make: Callable[[CountingClock], EngineAdapter], start: Start, report_interval_s: float
+    ) -> None:
         self._clock = CountingClock()
-        self._instance = make(self._clock)
-        self.info = self._instance.info
         self._sent: list[FromWorker] = []
-        self._worker = Worker(self._send, self._instance, self._clock.now, report_interval_s)
+        self._worker = Worker(self._send, make(self._clock), start, self._clock.now, report_interval_s)
+        self.info = self._worker.info
 
     def turn(self, now_s: float, messages: Sequence[ToWorker], *, step: bool) -> TurnResult:
         """Take messages, and then make a step if one is wanted and there is something to do."""
@@ -69,7 +70,7 @@ class LocalStepper:
 
     def close(self) -> None:
         """End the instance."""
-        self._instance.close()
+        self._worker.close()
 
     def _send(self, *messages: FromWorker) -> None:
         self._sent += messages

@@ -14,15 +14,15 @@ from seer_worker.wire import Start
 from seer_core.errors import EngineError
 from seer_paced.checkpoint import write_checkpoint
 from seer_paced.emulated_clock import EmulatedClock
-from seer_paced.emulation import Emulation
+from seer_paced.emulation import EmulatedSteps, Emulation
 from seer_paced.script import TokenScript
 from seer_paced.settings import Settings, block_bytes
 
 __all__ = ["EmulatedVllm", "engine_args"]
 
 
-class EmulatedVllm(VllmAdapter):
-    """``seer_vllm``'s instance with an emulated forward pass.
+class EmulatedVllm(EmulatedSteps, VllmAdapter):
+    """``seer_vllm``'s instance with emulated steps.
 
     Args:
         start: its settings are those of ``[engine.paced]``.
@@ -45,7 +45,9 @@ class EmulatedVllm(VllmAdapter):
             )
         arguments = engine_args(settings, model) | {"additional_config": emulation}
         copied_bytes = round(emulation.cost.kv_bytes_per_token) * settings.block_tokens
-        super().__init__(structs.replace(start, settings=arguments), emulation, copied_bytes)
+        self.emulation = emulation
+        VllmAdapter.__init__(self, structs.replace(start, settings=arguments), copied_bytes)
+        self.emulate(start)
 
 
 def engine_args(settings: Settings, model: Path) -> dict[str, Any]:

@@ -10,10 +10,11 @@ import pytest
 from seer_session.runtime import Runtime
 
 from seer_core.errors import EngineError
-from seer_core.model import PromptGroup
+from seer_core.model import InstanceInfo, PromptGroup, Sampling
 from seer_core.model.events import Complete
 from seer_core.plugins.config import make_config
 from seer_core.plugins.loading import assemble
+from seer_core.ports.engine import ChunkJob
 from tests.support.killer import Killer, kill_worker_of
 
 pytestmark = pytest.mark.engine
@@ -215,17 +216,21 @@ def test_a_drafter_on_made_up_text_is_refused():
 
 
 def test_time_does_not_wait_for_what_comes_after_the_last_running_chunk_was_dropped():
-    pytest.importorskip("vllm")
-    from seer_worker.process.adapter import CoreAdapter
-    from seer_worker.process.stops import StopStrings
+    from seer_worker.process.worker import Worker
+    from seer_worker.wire import AbortChunk, Start, Submit
 
-    instance = object.__new__(CoreAdapter)
     idles, dropped = [], []
-    instance._forward = SimpleNamespace(idle=lambda: idles.append(True))
-    instance._core = SimpleNamespace(drop=dropped.extend)
-    instance._jobs, instance._stops = {"a": None, "b": None}, StopStrings(None)
-    instance.abort("a")
+    adapter = SimpleNamespace(
+        info=InstanceInfo("0", 4096, 16, 8, 256),
+        submit=lambda job, salt: None,
+        abort=dropped.extend,
+        idle=lambda: idles.append(True),
+    )
+    worker = Worker(lambda *messages: None, adapter, Start("", "0", {}, ""))
+    for name in "ab":
+        worker.handle(Submit(ChunkJob(name, name, "g", [1], 1, 8, Sampling(), 5, 0)))
+    worker.handle(AbortChunk("a"))
     assert not idles
-    instance.abort("b")
+    worker.handle(AbortChunk("b"))
     assert idles == [True]
     assert dropped == ["a", "b"]

@@ -4,10 +4,10 @@ import hashlib
 import sys
 import time
 
-from seer_worker.wire import Finished, Telemetry
+from seer_worker.process.adapter import EndedChunk
+from seer_worker.wire import Telemetry
 
 from seer_core.model import InstanceInfo
-from seer_core.ports.engine import ChunkOutput
 
 
 class Scripted:
@@ -21,11 +21,12 @@ class Scripted:
         self.running = {}
         print(f"{start.instance_id} runs", file=sys.stderr, flush=True)
 
-    def submit(self, job):
+    def submit(self, job, salt):
         self.running[job.id] = (job, [])
 
-    def abort(self, job_id):
-        del self.running[job_id]
+    def abort(self, job_ids):
+        for job_id in job_ids:
+            del self.running[job_id]
 
     def step(self):
         time.sleep(self.step_s)
@@ -34,14 +35,11 @@ class Scripted:
             written.append(token_at(job.seed, len(job.token_ids) + len(written)))
             if len(written) == job.max_tokens:
                 del self.running[job.id]
-                ended.append(Finished(output(job, written)))
+                ended.append(EndedChunk(job.id, written, [0.0] * len(written)))
         return ended
 
     def telemetry(self):
         return Telemetry(len(self.running), 0, 0.0)
-
-    def measure_steps(self, batch, draft_tokens, context_tokens):
-        raise NotImplementedError
 
     def reset_cache(self):
         pass
@@ -59,18 +57,3 @@ class Scripted:
 def token_at(seed, position):
     digest = hashlib.sha256(f"{seed}/{position}".encode()).digest()
     return 3 + int.from_bytes(digest[:2], "big")
-
-
-def output(job, written):
-    size = len(job.token_ids)
-    return ChunkOutput(
-        job_id=job.id,
-        token_ids=written,
-        logprobs=[0.0] * len(written),
-        stopped=False,
-        cached_tokens=0,
-        prefilled_tokens=size,
-        computed_tokens=size + len(written) - 1,
-        preemptions=0,
-        weight_version=job.weight_version,
-    )

@@ -4,7 +4,7 @@ import hashlib
 
 import msgspec
 from scripted import Scripted
-from seer_worker.process.instance import Rejected
+from seer_worker.process.adapter import Rejected
 from seer_worker.weights.checkpoint import WEIGHTS
 
 from seer_core.errors import EngineError
@@ -17,9 +17,9 @@ class Weighted(Scripted):
         super().__init__(start)
         self.weights = ""
 
-    def submit(self, job):
+    def submit(self, job, salt):
         seed = int(hashlib.sha256(f"{job.seed} {self.weights}".encode()).hexdigest()[:8], 16)
-        super().submit(msgspec.structs.replace(job, seed=seed))
+        super().submit(msgspec.structs.replace(job, seed=seed), salt)
 
     def update_weights(self, source, version):
         try:

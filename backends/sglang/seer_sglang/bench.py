@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from seer_worker.process.drafts import Drafting
 from seer_worker.process.meters import Sizes, Step
@@ -21,8 +21,14 @@ class SglangBench:
     """Made-up requests for an idle engine."""
 
     def __init__(
-        self, engine: SglangEngine, sizes: Sizes, drafting: Drafting | None, pool: PooledRequests | None
+        self,
+        engine: SglangEngine,
+        reset_cache: Callable[[], None],
+        sizes: Sizes,
+        drafting: Drafting | None,
+        pool: PooledRequests | None,
     ) -> None:
+        self.reset_cache = reset_cache
         self._engine, self._pool = engine, pool
         self._drafting = drafting
         self._added = 0
@@ -55,10 +61,6 @@ class SglangBench:
         """Draft so many meaningless tokens for every request, until called with None."""
         if self._drafting is not None:
             self._drafting.made_up = tokens
-
-    def reset_cache(self) -> None:
-        """Forget the KV in SGLang's own cache."""
-        self._engine.reset_cache()
 
     def forget_saved(self) -> None:
         """Forget the KV that was saved."""

@@ -14,9 +14,8 @@ from typing import Any
 import attrs
 import torch
 from seer_worker.process.account import RequestStats
-from seer_worker.process.adapter import ScriptedTokens
+from seer_worker.process.adapter import LogitRow, ScriptedTokens
 from seer_worker.process.drafts import SourceProposer
-from seer_worker.process.instance import LogitRow
 from seer_worker.process.kv_parts import KvParts
 from seer_worker.process.meters import Step
 from seer_worker.process.pooling import PAUSE_S
@@ -373,16 +372,6 @@ class SglangEngine:
             if self.scheduler.is_fully_idle():
                 break
             self.step()
-
-    def reset_cache(self) -> None:
-        """Forget all cached KV.
-
-        Raises:
-            EngineError: chunks are running.
-        """
-        self.settle()
-        if self.chunks or not self.flush():
-            raise EngineError("SGLang could not reset its prefix cache")
 
     @in_all_ranks
     def flush(self) -> bool:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import structlog
 import torch
 from seer_worker.machine import memory_bytes
-from seer_worker.process.adapter import CoreAdapter, EndedChunk, Forward, ScriptedTokens
+from seer_worker.process.adapter import EndedChunk, EngineAdapter, LogitRow, Rejected, ScriptedTokens
 from seer_worker.process.drafts import SourceProposer
 from seer_worker.process.figures import serve_figures
-from seer_worker.process.instance import LogitRow, Rejected
-from seer_worker.process.meters import Sizes
+from seer_worker.process.meters import Sizes, measure_moves, measure_steps
 from seer_worker.process.pooling import AWAITED_BYTES, PooledRequests
 from seer_worker.weights import checkpoint
 from seer_worker.wire import Start, Telemetry
@@ -24,6 +23,7 @@ from seer_core.error_origin import fact_of
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
 from seer_core.model.arrays import TopLogprobs
+from seer_core.ports.drafting import StepTimes
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore
 from seer_core.ports.weights import WeightSpec
@@ -34,9 +34,9 @@ from seer_sglang.ranks import LeadingRank
 if TYPE_CHECKING:
     from seer_sglang.bench import SglangBench
     from seer_sglang.blocks import SglangLayers
-    from seer_sglang.engine import Chunk, SglangEngine
+    from seer_sglang.engine import Chunk
 
-__all__ = ["SglangAdapter", "SglangCore", "SglangForward"]
+__all__ = ["SglangAdapter"]
 
 log = structlog.get_logger("seer")
 
@@ -50,25 +50,10 @@ EMPTY_STEPS = 16
 """SGLang may plan nothing for some steps while it puts away what has been dropped; more, and it is stuck."""
 
 
-class SglangForward(Forward, Protocol):
-    """A forward pass in place of the model that SGLang has loaded."""
+class SglangAdapter(EngineAdapter):
+    """An instance of SGLang."""
 
-    def install(self, engine: SglangEngine) -> SglangLayers:
-        """Compute the engine's batches from now on; return its KV."""
-        ...
-
-
-class SglangAdapter(CoreAdapter):
-    """An instance of SGLang; ``forward`` takes the place of its model."""
-
-    def __init__(self, start: Start, forward: SglangForward | None = None) -> None:
-        super().__init__(start, SglangCore(start, forward), forward)
-
-
-class SglangCore:
-    """``EngineCore`` of SGLang."""
-
-    def __init__(self, start: Start, forward: SglangForward | None = None) -> None:
+    def __init__(self, start: Start) -> None:
         if start.source is not None and start.settings["page_size"] > 1:
             raise EngineError(
                 "a drafter needs block_size = 1 in [engine.sglang]: set it, or take the drafter out"
@@ -80,14 +65,12 @@ class SglangCore:
         from prometheus_client import REGISTRY
 
         from seer_sglang import cache, weights
-        from seer_sglang.blocks import SglangLayers
         from seer_sglang.engine import SglangEngine, free_port, read_vocab_size, server_args
 
         settings = dict(start.settings)
-        kv_cache_bytes, self.draft_paths = settings.pop("kv_cache_bytes"), settings.pop("draft_paths")
-        awaited_bytes = settings.pop("awaited_kv_bytes", AWAITED_BYTES)
+        kv_cache_bytes, paths = settings.pop("kv_cache_bytes"), settings.pop("draft_paths")
+        self._awaited_bytes: int | None = settings.pop("awaited_kv_bytes", AWAITED_BYTES)
         uniform = settings.pop("uniform_drafts", None)
-        self._awaited_bytes = None if forward is not None and forward.emulated else awaited_bytes
         source, count = start.source, settings.get("tp_size", 1)
         if source is not None:
             settings |= {
@@ -108,7 +91,7 @@ class SglangCore:
             args = server_args(settings, kv_cache_bytes)
             if source is not None:
                 most = args.max_running_requests
-                proposer = SourceProposer(source.draft_tokens, read_vocab_size(args), most, self.draft_paths)
+                proposer = SourceProposer(source.draft_tokens, read_vocab_size(args), most, paths)
             port, ends = free_port(), start.end_token_ids
             uniform = not args.disable_cuda_graph if uniform is None else uniform
             self._ranks.send(RankStart(settings, kv_cache_bytes, count, port, uniform, ends))
@@ -122,32 +105,27 @@ class SglangCore:
         self._draft_tokens = 0 if source is None else source.draft_tokens
         self._empty_steps = 0
         self.vocab_size = self.engine.vocab_size
-        self.drafts = proposer
+        self.drafts: SourceProposer | None = proposer
         figures = serve_figures(start.address, REGISTRY) if args.enable_metrics else ""
         self.info = self._describe(start.instance_id, figures)
-        self._layers: SglangLayers | None = None
         self._pool: PooledRequests | None = None
-        if forward is not None:
-            self._layers = forward.install(self.engine)
-        elif start.store is not None:
-            self._layers = SglangLayers(self.engine.kv_layers, self.engine.scheduler.page_size)
 
-    def add(self, job: ChunkJob, salt: str, script: ScriptedTokens | None) -> None:
+    def submit(self, job: ChunkJob, salt: str, script: ScriptedTokens | None = None) -> None:
         """Queue a chunk."""
         try:
             self.engine.add(job, salt, script=script)
         except ValueError as error:
             raise Rejected(f"SGLang refuses the chunk: {error}") from error
 
-    def drop(self, job_ids: Sequence[str]) -> None:
+    def abort(self, job_ids: Sequence[str]) -> None:
         """Drop running chunks."""
         self.engine.abort(job_ids)
 
-    def end(self, job_id: str) -> None:
+    def end_chunk(self, job_id: str) -> None:
         """Let a running chunk end with its next token."""
         self.engine.end(job_id)
 
-    def stop(self, job_id: str) -> EndedChunk:
+    def stop_chunk(self, job_id: str) -> EndedChunk:
         """End a running chunk at once; return it with all that it has written."""
         chunk = self.engine.chunk(job_id)
         tokens, logprobs = self.written(job_id, 0)
@@ -174,7 +152,7 @@ class SglangCore:
         """Return the most probable tokens at these places of a running chunk, if it asks for them."""
         return _most_probable(self.engine.chunk(job_id), start, end)
 
-    def load(self) -> Telemetry:
+    def telemetry(self) -> Telemetry:
         """Return how much SGLang has to do."""
         waiting = self.engine.waiting
         return Telemetry(len(self.engine.chunks) - waiting, waiting, self.engine.kv_usage)
@@ -194,28 +172,44 @@ class SglangCore:
             blocks=info.kv_capacity_tokens // info.block_tokens,
         )
         drafting = None if self.drafts is None else self.drafts.drafting
-        return SglangBench(self.engine, sizes, drafting, self._pool)
+        return SglangBench(self.engine, self.reset_cache, sizes, drafting, self._pool)
+
+    def measure_steps(
+        self,
+        batch: Sequence[int],
+        draft_tokens: Sequence[int],
+        context_tokens: int | None,
+        cell_s: float,
+    ) -> StepTimes | None:
+        """Time steps of made-up requests."""
+        return measure_steps(self.bench(), batch, draft_tokens, context_tokens, cell_s)
+
+    def measure_moves(self) -> Mapping[str, float]:
+        """Time what made-up chunks cost to begin and to move."""
+        return measure_moves(self.bench())
 
     def reset_cache(self) -> None:
-        """Drop all cached KV."""
-        self.engine.reset_cache()
-
-    def clear_kv(self) -> None:
         """Drop all cached KV; what is not finite in its memory is written over before it is read."""
-        self.engine.reset_cache()
+        self.engine.settle()
+        if self.engine.chunks or not self.engine.flush():
+            raise EngineError("SGLang could not reset its prefix cache")
 
-    def kv_block(self) -> tuple[int, int]:
-        """Return bytes and tokens of a block."""
-        assert self._layers is not None
-        return self._layers.block_bytes * self.engine.parts.parts, self._layers.block_tokens
-
-    def share(self, store: KVStore, report: Callable[[str], None]) -> PooledRequests:
-        """Use a store through SGLang's cache."""
-        assert self._layers is not None
-        self._pool = self.engine.share(self._layers, store, report, self._awaited_bytes)
+    def share_kv(
+        self, open_store: Callable[[int, int], KVStore], report: Callable[[str], None]
+    ) -> PooledRequests:
+        """Share KV through SGLang's cache."""
+        layers = self._kv()
+        store = open_store(layers.block_bytes * self.engine.parts.parts, layers.block_tokens)
+        self._pool = self.engine.share(layers, store, report, self._awaited_bytes)
         return self._pool
 
-    def load_weights(self, source: WeightSpec, version: int) -> str:
+    def _kv(self) -> SglangLayers:
+        """Return SGLang's KV as the pool has it."""
+        from seer_sglang.blocks import SglangLayers
+
+        return SglangLayers(self.engine.kv_layers, self.engine.scheduler.page_size)
+
+    def update_weights(self, source: WeightSpec, version: int) -> str:
         """Load weights, if they are the model's tensors, and see that they arrive."""
         dtype: Any = self.engine.config.dtype
         for rejection in self._call("check", source, self._tensors, dtype):
@@ -231,15 +225,17 @@ class SglangCore:
         """Return one fingerprint of all ranks', which is compared with those of the same layout."""
         return f"{self.engine.parts.layout}:{'-'.join(fingerprints)}"
 
-    def used_bytes(self) -> int:
+    def sleep(self) -> int:
+        """Give KV memory back; on a GPU that of weights too, if they have a copy."""
+        before = self._used_bytes()
+        self._call("release")
+        return max(0, before - self._used_bytes())
+
+    def _used_bytes(self) -> int:
         """Return the memory in use: the processes', or all of their devices."""
         return sum(self._call("used_bytes"))
 
-    def release(self) -> None:
-        """Give KV memory back; on a GPU that of weights too, if they have a copy."""
-        self._call("release")
-
-    def restore(self) -> None:
+    def wake(self) -> None:
         """Take the memory again."""
         self._call("restore")
 
@@ -286,6 +282,7 @@ class SglangCore:
             kv_kind=self.engine.parts.layout,
             ends_early=True,
             metrics_address=metrics_address,
+            fingerprint=self.fingerprint(),
         )
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import structlog
+from seer_worker.process.adapter import Rejected
 from seer_worker.process.child import configure_log
-from seer_worker.process.instance import Rejected
 from seer_worker.weights import checkpoint, memory
 
 from seer_core.ports.weights import WeightSource, WeightSpec

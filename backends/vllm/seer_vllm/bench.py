@@ -10,7 +10,6 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from seer_core.errors import EngineError
 from seer_vllm.connector import StoreConnector
 from seer_vllm.scheduler import AccountingScheduler
 
@@ -27,11 +26,13 @@ class VllmBench:
         engine: LLMEngine,
         step: Callable[[], object],
         drain: Callable[[], None],
+        reset_cache: Callable[[], None],
         scheduler: AccountingScheduler,
         connector: StoreConnector | None,
         drafts: bool,
     ) -> None:
         self._engine, self._step, self._drain = engine, step, drain
+        self.reset_cache = reset_cache
         self._scheduler = scheduler
         self._connector = connector
         self._ids: dict[str, str] = {}
@@ -87,11 +88,6 @@ class VllmBench:
     def make_up_drafts(self, tokens: int | None) -> None:
         """Draft so many meaningless tokens for every request, until called with None."""
         self._engine.collective_rpc("seer_make_up_drafts", args=(tokens,))
-
-    def reset_cache(self) -> None:
-        """Forget the KV in vLLM's own cache."""
-        if not self._engine.reset_prefix_cache():
-            raise EngineError("vLLM could not reset its prefix cache")
 
     def forget_saved(self) -> None:
         """Forget the KV that was saved."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 import torch
-from seer_worker.process.instance import LogitRow, Rejected
+from seer_worker.process.adapter import LogitRow, Rejected
 from seer_worker.weights import checkpoint, memory
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,10 @@ from typing import Any
 
 import structlog
 from msgspec import structs
-from seer_worker.process.adapter import CoreAdapter, EndedChunk, Forward, ScriptedTokens
+from seer_worker.process.adapter import EndedChunk, EngineAdapter, LogitRow, Rejected, ScriptedTokens
 from seer_worker.process.dead_ranks import end_after_grace
 from seer_worker.process.figures import serve_figures
-from seer_worker.process.instance import LogitRow, Rejected
+from seer_worker.process.meters import measure_moves, measure_steps
 from seer_worker.process.pooling import AWAITED_BYTES, PAUSE_S, PooledRequests
 from seer_worker.process.shared_blocks import SharedBlocks
 from seer_worker.weights import checkpoint
@@ -38,7 +38,7 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
 from seer_core.model.arrays import Logprobs, PromptLogprobs, TopLogprobs
-from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec
+from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec, StepTimes
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import Bytes, KVStore
 from seer_core.ports.weights import WeightSpec
@@ -52,7 +52,7 @@ from seer_vllm.proposer import own_method, speculative_config
 from seer_vllm.runners import SECOND, settle_runner, settle_scheduler, wanted_ahead
 from seer_vllm.scheduler import AccountingScheduler, RequestAccount
 
-__all__ = ["VllmAdapter", "VllmCore"]
+__all__ = ["VllmAdapter"]
 
 log = structlog.get_logger("seer")
 
@@ -63,21 +63,12 @@ KV_TRANSFER = KVTransferConfig(
 )
 
 
-class VllmAdapter(CoreAdapter):
-    """An instance of vLLM; ``forward`` takes the place of its model.
+class VllmAdapter(EngineAdapter):
+    """An instance of vLLM.
 
-    What computes the steps then is the worker class in ``start.settings``, and ``block_bytes`` are those that
-    a block of its KV stands for.
+    What computes the steps of an emulated one is the worker class in ``start.settings``, and ``block_bytes``
+    are those that a block of its KV stands for.
     """
-
-    def __init__(self, start: Start, forward: Forward | None = None, block_bytes: int | None = None) -> None:
-        super().__init__(start, VllmCore(start, block_bytes), forward)
-
-
-class VllmCore:
-    """``EngineCore`` of vLLM."""
-
-    draft_paths = 1
 
     def __init__(self, start: Start, block_bytes: int | None = None) -> None:
         internals.check_imports(on_cpu=current_platform.is_cpu())
@@ -147,15 +138,15 @@ class VllmCore:
         self._requests: dict[str, str] = {}
         """vLLM's ids of running chunks, by Seer's."""
         self._tensors = checkpoint.headers_of(self.engine.vllm_config.model_config.model)
-        self.vocab_size: int = self.engine.vllm_config.model_config.get_vocab_size()
+        self.vocab_size = self.engine.vllm_config.model_config.get_vocab_size()
         figures = "" if args.disable_log_stats else serve_figures(start.address, get_prometheus_registry())
         self.info = self._describe(start.instance_id, figures)
-        self.drafts = (
+        self.drafts: VllmDrafts | None = (
             None if source is None else VllmDrafts(self._call, own_method(source) is None, scheduler)
         )
 
-    def add(self, job: ChunkJob, salt: str, script: ScriptedTokens | None) -> None:
-        """Queue a chunk; what computes the steps finds a script in its ``extra_args``."""
+    def submit(self, job: ChunkJob, salt: str, script: ScriptedTokens | None = None) -> None:
+        """Queue a chunk; what emulates the steps finds a script in its ``extra_args``."""
         try:
             prompt = tokens_input(job.token_ids, cache_salt=salt)
             params = _sampling_params(job, self._end_token_ids, script)
@@ -166,16 +157,16 @@ class VllmCore:
         if self.drafts is not None:
             self.drafts.open(request_id, job)
 
-    def drop(self, job_ids: Sequence[str]) -> None:
+    def abort(self, job_ids: Sequence[str]) -> None:
         """Drop running chunks."""
         self._leave(job_ids)
 
-    def end(self, job_id: str) -> None:
+    def end_chunk(self, job_id: str) -> None:
         """Let a running chunk end with its next token."""
         request = self._scheduler.requests[self._requests[job_id]]
         request.max_tokens = min(request.max_tokens, request.num_output_tokens + 1)
 
-    def stop(self, job_id: str) -> EndedChunk:
+    def stop_chunk(self, job_id: str) -> EndedChunk:
         """End a running chunk at once; return it with all that it has written."""
         tokens, logprobs = self.written(job_id, 0)
         tops = self.top_logprobs(job_id, 0, len(tokens))
@@ -212,14 +203,29 @@ class VllmCore:
         """Return the most probable tokens at these places of a running chunk, if it asks for them."""
         return _most_probable(self._logprobs(job_id), start, end)
 
-    def load(self) -> Telemetry:
+    def telemetry(self) -> Telemetry:
         """Return how much vLLM has to do."""
         return Telemetry(*self._scheduler.get_request_counts(), self._scheduler.get_kv_cache_usage())
 
     def bench(self) -> VllmBench:
         """Return the idle engine for the meters."""
         drafts = self.drafts is not None
-        return VllmBench(self.engine, self._step, self._drain, self._scheduler, self._connector, drafts)
+        calls = self._step, self._drain, self.reset_cache
+        return VllmBench(self.engine, *calls, self._scheduler, self._connector, drafts)
+
+    def measure_steps(
+        self,
+        batch: Sequence[int],
+        draft_tokens: Sequence[int],
+        context_tokens: int | None,
+        cell_s: float,
+    ) -> StepTimes | None:
+        """Time steps of made-up requests."""
+        return measure_steps(self.bench(), batch, draft_tokens, context_tokens, cell_s)
+
+    def measure_moves(self) -> Mapping[str, float]:
+        """Time what made-up chunks cost to begin and to move."""
+        return measure_moves(self.bench())
 
     def reset_cache(self) -> None:
         """Drop all cached KV."""
@@ -234,16 +240,15 @@ class VllmCore:
             raise EngineError(UNRESET)
         self._call("seer_clear_kv")
 
-    def kv_block(self) -> tuple[int, int]:
-        """Return bytes and tokens of a block."""
-        assert self._connector is not None
-        return self._connector.block_bytes, self._connector.block_tokens
-
-    def share(self, store: KVStore, report: Callable[[str], None]) -> PooledRequests:
-        """Use a store through vLLM's connector."""
-        assert self._connector is not None
-        self._connector.attach(store, self._read_kv, report, beside=not self._emulated)
-        return self._connector.requests
+    def share_kv(
+        self, open_store: Callable[[int, int], KVStore], report: Callable[[str], None]
+    ) -> PooledRequests:
+        """Share KV through vLLM's connector."""
+        connector = self._connector
+        assert connector is not None
+        store = open_store(connector.block_bytes, connector.block_tokens)
+        connector.attach(store, self._read_kv, report, beside=not self._emulated)
+        return connector.requests
 
     def _read_kv(self, block_ids: list[int] | None) -> Bytes:
         """Return blocks, uint8 [n, block_bytes], each rank's part; a single rank's staged ones with None."""
@@ -258,7 +263,7 @@ class VllmCore:
                 raise EngineError(f"rank {rank} cannot read its part of the KV: {flaw}")
         return shared.blocks
 
-    def load_weights(self, source: WeightSpec, version: int) -> str:
+    def update_weights(self, source: WeightSpec, version: int) -> str:
         """Load weights, if they are the model's tensors, and let the layers prove it."""
         dtype: Any = self.engine.vllm_config.model_config.dtype  # a torch.dtype by now
         begun_s = perf_counter()
@@ -278,24 +283,26 @@ class VllmCore:
         recipe = ":".join([self._parts.layout, *sorted({*kernels} - {""})])
         return f"{recipe}:{'-'.join(digests)}"
 
-    def used_bytes(self) -> int:
-        """Return the memory in use: the workers', or all of their devices."""
-        return sum(self._call("seer_used_bytes"))
-
-    def release(self) -> None:
+    def sleep(self) -> int:
         """Give KV memory back; on a GPU that of the weights too, which wait in the host's.
 
         On a GPU it is vLLM's sleep mode, of level 1.  On a CPU the weights stay: vLLM computes there with
         packed copies that only its kernels can read.
         """
+        before = self._used_bytes()
         if current_platform.is_cpu():
             self._call("seer_release_kv")
         elif self.engine.vllm_config.model_config.enable_sleep_mode:
             self.engine.sleep(level=1)
         else:
             raise Rejected("it cannot give memory back; set engine_args = { enable_sleep_mode = true }")
+        return max(0, before - self._used_bytes())
 
-    def restore(self) -> None:
+    def _used_bytes(self) -> int:
+        """Return the memory in use: the workers', or all of their devices."""
+        return sum(self._call("seer_used_bytes"))
+
+    def wake(self) -> None:
         """Take the memory again."""
         if not current_platform.is_cpu():
             self.engine.wake_up()
@@ -388,6 +395,7 @@ class VllmCore:
             kv_kind=self._parts.layout,
             ends_early=True,
             metrics_address=metrics_address,
+            fingerprint=self.fingerprint(),
         )
 
     def _ended(self, result: RequestOutput) -> EndedChunk:
@@ -412,6 +420,8 @@ class VllmCore:
 
 class VllmDrafts:
     """``DraftControl`` of vLLM: drafts are made in its workers, by a source or by a method of vLLM's own."""
+
+    paths = 1
 
     def __init__(
         self, call: Callable[..., list[Any]], takes_source: bool, scheduler: AccountingScheduler

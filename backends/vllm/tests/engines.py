@@ -14,7 +14,7 @@ class Unhooked(VllmAdapter):
 
     def __init__(self, start):
         super().__init__(start)
-        self._core.engine.collective_rpc(unhook)
+        self.engine.collective_rpc(unhook)
 
 
 class Unseeded(VllmAdapter):

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 from seer_host.shared_weights import SharedWeights, digest_of
-from seer_worker.process.instance import Rejected
+from seer_worker.process.adapter import Rejected
 from seer_worker.weights import broadcast
 from seer_worker.weights.broadcast import Broadcast, BroadcastWeights
 from seer_worker.weights.checkpoint import TensorHeader, open_checked

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import save_file
-from seer_worker.process.instance import Rejected
+from seer_worker.process.adapter import Rejected
 from seer_worker.weights.checkpoint import Directory, TensorHeader, headers_of, open_checked, ties
 
 from seer_core.ports.weights import WeightSpec, directory

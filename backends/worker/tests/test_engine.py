@@ -17,7 +17,7 @@ from seer_worker.client import fork_server
 from seer_worker.client.channel import Channel
 from seer_worker.client.local import LocalLauncher
 from seer_worker.client.process_transport import Launch, process_client
-from seer_worker.process.worker import work
+from seer_worker.process.serving import work
 from seer_worker.wire import Shutdown
 
 from seer_core.errors import EngineError
@@ -218,11 +218,11 @@ def test_an_instance_on_this_machine_uses_what_another_like_it_has_measured(laun
     ]
 
     async def measured(**changes):
-        sink = Sink()
-        engine = await started(attrs.evolve(like, **changes), sink)
+        engine = process_client("toy-0", attrs.evolve(like, **changes))
+        info = await engine.start(Sink())
         pid = getattr(engine.worker, "pid", os.getpid())
         await engine.stop()
-        return float(sink.degradations[0].reason), float(pid)
+        return info.step_s, float(pid)
 
     async def story():
         first, pid = await measured()
@@ -506,13 +506,11 @@ def test_an_instance_without_a_draft_source_or_a_store_needs_no_methods_for_them
         assert sink.degradations == sink.losses == []
         await engine.stop()
         engine.set_kv_pool(MessagingPool(sink))
-        with pytest.raises(
-            EngineError, match="Bare took a KV store, and lacks receive_pool_message, take_pool_message"
-        ):
+        with pytest.raises(EngineError, match="Bare took a KV store, and lacks share_kv of "):
             await engine.start(sink)
         engine.set_kv_pool(None)
         engine.set_drafter(OwnDrafter(sharing=True))
-        with pytest.raises(EngineError, match="Bare took a draft source, and lacks push_sibling_tokens, "):
+        with pytest.raises(EngineError, match="Bare took a draft source, and has no drafts"):
             await engine.start(sink)
 
     play(story)

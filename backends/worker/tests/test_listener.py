@@ -6,7 +6,7 @@ import socket
 import pytest
 from seer_worker.client.channel import Channel
 from seer_worker.client.process_transport import Launch, ProcessTransport
-from seer_worker.process.worker import Link, work
+from seer_worker.process.serving import Link, work
 from seer_worker.wire import Telemetry
 
 LAUNCH = Launch(

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from seer_worker.process.worker import PIECE_INTERVAL_S, Worker
+from seer_worker.process.streams import PIECE_INTERVAL_S
+from seer_worker.process.worker import Worker
 from seer_worker.wire import AbortChunk, Finished, Start, Streamed, Submit
 
 from seer_core.model import Sampling
@@ -30,11 +31,9 @@ def worker(tmp_path, monkeypatch):
             now_s += 0.101 * PIECE_INTERVAL_S  # asked before a step and after it
             return now_s
 
-        made = Worker(
-            lambda *messages: sent.append(messages),
-            getattr(import_module("toys"), kind)(Start("", "toy", {}, str(tmp_path))),
-            clock,
-        )
+        start = Start("", "toy", {}, str(tmp_path))
+        toy = getattr(import_module("toys"), kind)(start)
+        made = Worker(lambda *messages: sent.append(messages), toy, start, clock)
         return made, sent
 
     return make

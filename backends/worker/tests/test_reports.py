@@ -46,8 +46,9 @@ def rig(tmp_path, monkeypatch):
         now_s += 0.501 * REPORT_INTERVAL_S / STEPS  # asked before a step and after it
         return now_s
 
-    toy = import_module("toys").Toy(Start("", "toy", {}, str(tmp_path)))
-    return Rig(Worker(lambda *messages: sent.extend(messages), toy, clock), sent)
+    start = Start("", "toy", {}, str(tmp_path))
+    toy = import_module("toys").Toy(start)
+    return Rig(Worker(lambda *messages: sent.extend(messages), toy, start, clock), sent)
 
 
 def test_load_is_reported_while_busy_and_once_more_when_idle(rig):

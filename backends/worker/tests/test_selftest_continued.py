@@ -7,7 +7,7 @@ from seer_core.model import InstanceInfo
 
 pytest.importorskip("torch")
 
-from seer_worker.process.instance import LogitRow
+from seer_worker.process.adapter import LogitRow
 from seer_worker.sampling.selftest import continued_otherwise
 from seer_worker.wire import Finished
 
@@ -16,10 +16,11 @@ from seer_core.ports.engine import ChunkOutput
 
 
 class Instance:
-    """Answers by the number of tokens before; the second time it finds KV, which may be bad."""
+    """A worker and its engine in one.  Answers by the number of tokens before; the second time it finds KV, which may be bad."""
 
     def __init__(self, off=0.0, capacity=1000):
         self.info = InstanceInfo("toy", capacity, 16, 4, 1000)
+        self.adapter = self
         self.off, self.seen, self.rows, self.job, self.resets = off, False, [], None, 0
 
     def watch(self, on):
@@ -29,7 +30,7 @@ class Instance:
     def submit(self, job):
         self.job = job
 
-    def step(self):
+    def advance(self):
         job, tokens = self.job, []
         for place in range(job.max_tokens):
             position = len(job.token_ids) + place

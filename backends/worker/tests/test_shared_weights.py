@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from seer_host.shared_weights import SharedWeights, digest_of
-from seer_worker.process.instance import Rejected
+from seer_worker.process.adapter import Rejected
 from seer_worker.weights.checkpoint import TensorHeader, open_checked
 from seer_worker.weights.shared_weights import SharedMemory
 

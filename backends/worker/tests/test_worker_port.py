@@ -11,7 +11,7 @@ from seer_worker.client.channel import Channel
 from seer_worker.client.worker_port import WorkerPort
 from seer_worker.process import remote
 from seer_worker.process.remote import connect
-from seer_worker.process.worker import Link
+from seer_worker.process.serving import Link
 from seer_worker.wire import Shutdown, Telemetry
 
 from tests.support.ports import reserved_port

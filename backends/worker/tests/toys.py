@@ -4,13 +4,14 @@ import os
 import time
 from math import nan
 
-from seer_worker.process.instance import Rejected
-from seer_worker.wire import Degraded, Failed, Finished, Measured, Telemetry
+from seer_worker.process.adapter import EndedChunk, Rejected
+from seer_worker.process.pooling import PooledRequests
+from seer_worker.process.stores import FailsafeStore
+from seer_worker.wire import Degraded, Telemetry
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
 from seer_core.model.arrays import TopLogprobs
-from seer_core.ports.engine import ChunkOutput
 
 VOCAB, LONGEST = 64, 256
 
@@ -39,18 +40,20 @@ class Toy:
         self.sampler = None if self.emulated else make_sampler()
         self.version = 0
         self.reports = [Degraded("drafting", "no idea yet")] if start.settings.get("degraded") else []
+        self.drafts = None if start.source is None else ToyDrafts(self.reports)
         if "refuses" in start.settings:
             raise EngineError(start.settings["refuses"])
         with open(os.path.join(start.scratch, "scratched"), "w"):
             pass
 
-    def submit(self, job):
+    def submit(self, job, salt):
         if job.token_ids and max(job.token_ids) >= VOCAB:
             raise Rejected("there is no such token")
         self.running[job.id] = (job, [])
 
-    def abort(self, job_id):
-        del self.running[job_id]
+    def abort(self, job_ids):
+        for job_id in job_ids:
+            del self.running[job_id]
 
     def step(self):
         import torch
@@ -64,46 +67,27 @@ class Toy:
             if job.group_id == "held":
                 continue
             if job.group_id == "failing":
-                ended.append(Failed(job.id, "no luck"))
+                ended.append(EndedChunk(job.id, failure="no luck"))
             else:
                 text = job.token_ids + [token for token, _ in written]
                 logits = torch.sin(torch.arange(VOCAB) * (text[-1] + 1.0))[None] * 3
                 [token], [logprob] = self.sampler.choose(logits, [job], [len(text)])
                 written.append(self.spoil(token, logprob))
                 if len(written) == job.max_tokens:
-                    ended.append(Finished(self.output(job, written)))
-        for result in ended:
-            del self.running[result.job_id if isinstance(result, Failed) else result.output.job_id]
+                    ended.append(EndedChunk(job.id, *zip(*written, strict=True)))
+        for each in ended:
+            del self.running[each.job_id]
         return ended
-
-    def output(self, job, written):
-        size = len(job.token_ids)
-        return ChunkOutput(
-            job_id=job.id,
-            token_ids=[token for token, _ in written],
-            logprobs=[logprob for _, logprob in written],
-            stopped=False,
-            cached_tokens=0,
-            prefilled_tokens=size,
-            computed_tokens=size + len(written) - 1,
-            preemptions=0,
-            weight_version=self.version,
-        )
 
     def telemetry(self):
         return Telemetry(len(self.running), 0, 0.0)
 
     def degradations(self):
-        reports, self.reports = self.reports, []
+        reports = list(self.reports)
+        self.reports.clear()
         return reports
 
-    def push_sibling_tokens(self, text):
-        self.reports.append(Degraded("drafting", f"{text.request_id} goes on with {text.token_ids.tolist()}"))
-
-    def forget_group(self, group_id):
-        self.reports.append(Degraded("drafting", f"{group_id} is forgotten"))
-
-    def measure_steps(self, batch, draft_tokens, context_tokens):
+    def measure_steps(self, batch, draft_tokens, context_tokens, cell_s):
         raise Rejected("it has no clock")
 
     def reset_cache(self):
@@ -125,6 +109,33 @@ class Toy:
         pass
 
 
+class ToyDrafts:
+    """Drafts nothing, and reports what it receives."""
+
+    takes_source, paths = False, 1
+
+    def __init__(self, reports):
+        self.reports = reports
+
+    def add_sibling_tokens(self, text):
+        self.reports.append(Degraded("drafting", f"{text.request_id} goes on with {text.token_ids.tolist()}"))
+
+    def forget(self, group_id):
+        pass
+
+    def reset(self):
+        pass
+
+    def report(self):
+        return 0.0, {}
+
+    def take_degradations(self):
+        return []
+
+    def stop(self):
+        pass
+
+
 class Streaming(Toy):
     """Returns what a running chunk has written; one of group ``poisoned`` comes to what is no number."""
 
@@ -143,12 +154,10 @@ class Ranking(Streaming):
 
 
 class Measuring(Toy):
-    """Measures the process that it is in, unless another like it has, and reports that."""
+    """Measures the process that it is in."""
 
-    def __init__(self, start):
-        super().__init__(start)
-        self.measured = start.measured or Measured("cpu", {"step_s": float(os.getpid())})
-        self.reports.append(Degraded("drafting", str(self.measured.moves["step_s"])))
+    def measure_moves(self):
+        return {"step_s": float(os.getpid())}
 
 
 class Hesitant(Streaming):
@@ -182,9 +191,11 @@ class Sleepy(Toy):
 
 
 class Bare(Toy):
-    """Has neither a draft source nor a KV store to help it, and no methods for them."""
+    """Drafts not, and shares no KV."""
 
-    degradations = push_sibling_tokens = forget_group = None
+    def __init__(self, start):
+        super().__init__(start)
+        self.drafts = None
 
 
 class Pooling(Toy):
@@ -192,17 +203,27 @@ class Pooling(Toy):
 
     def __init__(self, start):
         super().__init__(start)
-        self.pooled = {"made": 1}
+        self.store = CountingStore()
 
     def step(self):
-        self.pooled["steps"] = self.pooled.get("steps", 0) + 1
+        self.store.note["steps"] = self.store.note.get("steps", 0) + 1
         return super().step()
 
-    def receive_pool_message(self, note):
-        self.pooled.update(note)
+    def share_kv(self, open_store, report):
+        return PooledRequests(FailsafeStore(self.store, report), 16)
 
-    def take_pool_message(self):
-        note, self.pooled = self.pooled, {}
+
+class CountingStore:
+    """Has a note, and no KV."""
+
+    def __init__(self):
+        self.note = {"made": 1}
+
+    def receive(self, note):
+        self.note.update(note)
+
+    def take_message(self):
+        note, self.note = self.note, {}
         return note
 
 
@@ -255,7 +276,7 @@ class Failing(Toy):
     """Fails every chunk."""
 
     def step(self):
-        return [Failed(job_id, "no luck at all") for job_id in list(self.running)]
+        return [EndedChunk(job_id, failure="no luck at all") for job_id in list(self.running)]
 
 
 class Unfinished:

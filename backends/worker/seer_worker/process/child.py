@@ -9,7 +9,7 @@ import sys
 
 import structlog
 
-from seer_worker.process.worker import work
+from seer_worker.process.serving import work
 
 __all__ = ["configure_log", "main", "serve"]
 

@@ -115,7 +115,7 @@ class _Chunk:
 
 
 class SourceProposer:
-    """Asks a source once per step for the whole batch; a ``DraftControl`` for the adapter.
+    """Asks a source once per step for the whole batch; a ``DraftControl`` for the worker.
 
     Chunks have to be opened before they run, by the ids the engine has for them, and closed.  Until
     ``attach``, and in processes without a source, no request gets a draft.  Engines that verify more than one
@@ -127,7 +127,7 @@ class SourceProposer:
     def __init__(self, draft_tokens: int, vocab_size: int, max_running: int, paths: int = 1) -> None:
         self.drafting = Drafting(draft_tokens, vocab_size)
         self._vocab_size = vocab_size
-        self._paths = paths
+        self.paths = paths
         self.source: DraftSource | None = None
         self.request_ids: Callable[[], list[str]] = list
         """Returns the engine's ids of the batch, in order."""
@@ -257,9 +257,9 @@ class SourceProposer:
         if least < 0 or highest >= self._vocab_size:
             raise ValueError(f"drafts with tokens from {least} to {highest}")
         drafts = [row[:count] for row, count in zip(batch.drafts.tolist(), counts.tolist(), strict=True)]
-        if self._paths > 1:
+        if self.paths > 1:
             for draft, parents in zip(drafts, batch.parents.tolist(), strict=True):
-                flaw = tree_flaw(draft, parents[: len(draft)], self._paths)
+                flaw = tree_flaw(draft, parents[: len(draft)], self.paths)
                 if flaw is not None:
                     raise ValueError(f"a draft with {flaw}")
         return drafts

@@ -9,10 +9,23 @@ from time import perf_counter
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import structlog
 
 from seer_core.ports.drafting import StepTimes
 
-__all__ = ["CELL_S", "MoveProfiler", "Profilable", "Sizes", "Step", "StepProfiler", "start_grid"]
+__all__ = [
+    "CELL_S",
+    "MoveProfiler",
+    "Profilable",
+    "Sizes",
+    "Step",
+    "StepProfiler",
+    "measure_moves",
+    "measure_steps",
+    "start_grid",
+]
+
+log = structlog.get_logger("seer")
 
 CONTEXT_TOKENS = 64
 """Prompt tokens of each request by default."""
@@ -100,6 +113,28 @@ def start_grid(running: int, draft_tokens: int) -> tuple[tuple[int, ...], tuple[
     Between them ``StepTimes`` interpolates, and the drafter estimates the rest from its steps.
     """
     return (*_powers(4, running),), (0, *_powers(2, draft_tokens))
+
+
+def measure_steps(
+    bench: Profilable,
+    batch: Sequence[int],
+    draft_tokens: Sequence[int],
+    context_tokens: int | None,
+    cell_s: float,
+) -> StepTimes | None:
+    """Time steps, and leave no KV behind: ``EngineAdapter.measure_steps`` of an engine as a ``bench``."""
+    begun_s = perf_counter()
+    times = StepProfiler(bench, cell_s).measure(batch, draft_tokens, context_tokens)
+    bench.reset_cache()
+    log.info("steps_measured", times=times, took_s=round(perf_counter() - begun_s, 1))
+    return times
+
+
+def measure_moves(bench: Profilable) -> dict[str, float]:
+    """Time what chunks cost to begin and to move: ``EngineAdapter.measure_moves`` of that engine."""
+    measured = MoveProfiler(bench).measure()
+    log.info("moves_measured", **measured)
+    return measured
 
 
 def _powers(base: int, end: int) -> Iterator[int]:

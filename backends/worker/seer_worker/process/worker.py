@@ -1,16 +1,13 @@
-"""The process of one instance, wherever a launcher has started it.
+"""One instance between the wire and its engine, wherever a launcher has started it.
 
-A plain loop around an ``EngineAdapter``: take every message that has arrived, make one step, send what has
-ended.
+What all engines would repeat otherwise is here: the checks of chunks and calls, results and their accounts,
+stop strings, chunks begun anew after values that are not finite, the draft source, the end of a KV pool,
+versions of weights, and sleep.
 """
 
 from __future__ import annotations
 
-import select
-import socket
-import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from math import inf, isfinite
 from pathlib import Path
 from time import perf_counter
@@ -18,20 +15,24 @@ from typing import Any
 
 import structlog
 from msgspec import structs
-from seer_host.frames import Frames, WireError, encode
+from seer_host.frames import WireError
 
-from seer_core.errors import ConfigError, EngineError
-from seer_core.model import InstanceInfo
-from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.errors import EngineError
+from seer_core.model.sampling import StructuredOutputs
 from seer_core.ports.contracts import implemented
-from seer_core.ports.engine import ChunkJob, ChunkPiece
-from seer_core.ports.kv import StoreSpec
-from seer_worker.process.drafts import check_source
-from seer_worker.process.instance import DRAFTS, INSTANCE, SHARES_KV, EngineAdapter, Rejected
-from seer_worker.process.place import node_name, own_address
-from seer_worker.process.place_checks import check_place
+from seer_core.ports.drafting import DraftContext, StepTimes
+from seer_core.ports.engine import ChunkJob
+from seer_core.ports.kv import KVStore, StoreContext
+from seer_core.ports.weights import WeightSpec
+from seer_worker.process.adapter import EndedChunk, EngineAdapter, Rejected
+from seer_worker.process.degradation_log import DegradationLog
+from seer_worker.process.meters import CELL_S, start_grid
+from seer_worker.process.place import device_kind, node_name
 from seer_worker.process.probe import probe_machine
-from seer_worker.tokenizer.library import read
+from seer_worker.process.stops import StopStrings
+from seer_worker.process.stores import STORE
+from seer_worker.process.streams import Streams
+from seer_worker.tokenizer import ModelTokenizer
 from seer_worker.wire import (
     AbortChunk,
     Called,
@@ -39,154 +40,188 @@ from seer_worker.wire import (
     Degraded,
     EndChunkEarly,
     Failed,
-    Fatal,
+    Finished,
     ForgetGroup,
-    FromWorker,
+    Measured,
     MeasureSteps,
     PoolMessage,
     ProbeMachine,
     PushSiblingTokens,
     ReadTokenizer,
-    Ready,
     ResetCache,
     Shutdown,
     Sleep,
     Start,
-    Streamed,
     Submit,
-    TokenizerRead,
     ToWorker,
     UpdateWeights,
     Wake,
 )
 
-__all__ = ["Link", "Worker", "work"]
+__all__ = ["Worker"]
 
 log = structlog.get_logger("seer")
 
-TRACEBACK_LINES = 12
 ASLEEP = "it is asleep; wake it first"
+NOT_FINITE = (
+    "its log-probs are no finite numbers; if that comes again, the model's values are too large for its dtype"
+)
 REPORT_INTERVAL_S = 0.2
 """Telemetry is sent at most this often, and once when falling idle."""
-PIECE_INTERVAL_S = 0.05
-"""Pieces of chunks that stream are sent at most this often, but for the first of each."""
-
-
-class Link:
-    """The worker's end of the socket, blocking."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-        self._frames: Frames[ToWorker] = Frames(ToWorker)
-
-    def send(self, *messages: FromWorker) -> None:
-        """Send messages, in order.
-
-        Raises:
-            EOFError: the runtime is gone.
-        """
-        if messages:
-            data = b"".join(map(encode, messages))
-            try:
-                self._socket.sendall(data)
-            except OSError as error:
-                raise EOFError(f"the connection to the runtime broke: {error}") from error
-
-    def send_last(self, reason: str) -> None:
-        """Send why the worker ends, if the runtime is still there."""
-        with suppress(EOFError):
-            self.send(Fatal(reason))
-
-    def receive(self, *, wait: bool) -> list[ToWorker]:
-        """Return every message that has arrived; with ``wait``, at least some bytes' worth.
-
-        Raises:
-            EOFError: the runtime is gone.
-        """
-        messages: list[ToWorker] = []
-        while wait or select.select([self._socket], [], [], 0)[0]:
-            try:
-                data = self._socket.recv(1 << 20)
-            except OSError as error:  # also a TimeoutError, of TCP to a host that is gone
-                raise EOFError(f"the connection to the runtime broke: {error}") from error
-            if not data:
-                raise EOFError("the runtime closed the connection")
-            messages += self._frames.feed(data)
-            wait = False
-        return messages
 
 
 class Worker:
-    """Drives an instance: chunks in, answers out, and control calls only while it is idle.
+    """Drives an engine: chunks in, answers out, and control calls only while it is idle.
 
     Its messages go to ``send``, in order; ``clock`` returns the seconds that steps take.
+
+    Raises:
+        EngineError: the engine cannot draft or share KV as ``start`` asks for.
     """
 
     def __init__(
         self,
         send: Callable[..., None],
-        instance: EngineAdapter,
+        adapter: EngineAdapter,
+        start: Start,
         clock: Callable[[], float] = perf_counter,
         report_interval_s: float = REPORT_INTERVAL_S,
     ) -> None:
+        self.adapter = adapter
+        self.info = adapter.info
+        self.measured: Measured | None = start.measured
+        """What the instance has measured of itself, for others like it."""
         self._send = send
-        self._instance = instance
         self._clock = clock
         self._report_interval_s = report_interval_s
         self._next_report_s = -inf
-        self._next_pieces_s = -inf
-        self._running: set[str] = set()
-        self._streamed_tokens: dict[str, int] = {}
-        self._with_tops: set[str] = set()
-        self._weight_version = 0
-        self._asleep = False
         self._stepping_s = 0.0
+        self._jobs: dict[str, ChunkJob] = {}
+        self._streams = Streams(adapter)
+        self._idle = implemented(adapter, "idle")
+        self._tokenizer_dir = start.tokenizer_dir
+        self._stops = StopStrings(ModelTokenizer(Path(start.tokenizer_dir), start.trust_remote_code).decode)
+        self._poisoned = self._asleep = False
+        self._asleep_with = ""
+        self._use_weights(0, self.info.fingerprint)
+        self._drafts = getattr(adapter, "drafts", None)
+        self._pool_degradations = DegradationLog("kv_pool")
+        self._store: KVStore | None = None
+        self._pooled = None
+        if start.store is not None:
+            self._pooled = self._ability("share_kv", "a KV store")(
+                lambda *block: self._open_store(start, *block), self._pool_degradations.report
+            )
+        self._measure_moves()
+        if start.source is not None:
+            if self._drafts is None:
+                raise EngineError(f"{type(adapter).__name__} took a draft source, and has no drafts")
+            if self._drafts.takes_source:
+                self._attach(start)
 
     @property
     def busy(self) -> bool:
         """Whether chunks are running."""
-        return bool(self._running)
-
-    def serve(self, link: Link) -> None:
-        """Work until the runtime sends ``Shutdown``."""
-        while True:
-            for message in link.receive(wait=not self._running):
-                if isinstance(message, Shutdown):
-                    return
-                self.handle(message)
-            if self._running:
-                self.step()
+        return bool(self._jobs)
 
     def handle(self, message: ToWorker) -> None:
-        """Pass a message on to the instance; a control call is answered at once."""
+        """Pass a message on to the engine; a control call is answered at once."""
         match message:
             case Submit(job):
-                self._submit(job)
+                self._take(job)
             case AbortChunk(job_id):
-                if job_id in self._running:
+                if job_id in self._jobs:
                     self._forget(job_id)
-                    self._instance.abort(job_id)
+                    self.adapter.abort([job_id])
+                    self._note_idle()
             case EndChunkEarly(job_id):
-                if job_id in self._running and (end_chunk := implemented(self._instance, "end_chunk")):
+                if job_id in self._jobs and (end_chunk := implemented(self.adapter, "end_chunk")):
                     end_chunk(job_id)
             case PushSiblingTokens(text):
-                if push_sibling_tokens := implemented(self._instance, "push_sibling_tokens"):
-                    push_sibling_tokens(text)
+                if self._drafts is not None:
+                    self._drafts.add_sibling_tokens(text)
             case ForgetGroup(group_id):
-                if forget_group := implemented(self._instance, "forget_group"):
-                    forget_group(group_id)
+                if self._drafts is not None:
+                    self._drafts.forget(group_id)
+                if self._pooled is not None:
+                    self._pooled.forget_group(group_id)
             case PoolMessage(note):
-                if receive_pool_message := implemented(self._instance, "receive_pool_message"):
-                    receive_pool_message(note)
+                if self._pooled is not None:
+                    self._pooled.store.receive(note)
             case ResetCache() | UpdateWeights() | Sleep() | Wake() | MeasureSteps() | ProbeMachine():
                 self._send(self._call(message))
             case Start() | ReadTokenizer():
                 raise WireError(f"a second {type(message).__name__} has arrived; a worker takes one")
             case Shutdown():
-                raise WireError("Shutdown has arrived where a step was due; it ends ``Worker.serve``")
+                raise WireError("Shutdown has arrived where a step was due; it ends the worker")
 
-    def _submit(self, job: ChunkJob) -> None:
-        tokens, limit = len(job.token_ids) + job.max_tokens, self._instance.info.max_model_tokens
+    def submit(self, job: ChunkJob) -> None:
+        """Queue a chunk; a ``Rejected`` gives it back."""
+        if job.sampling.structured_outputs is not None:
+            self._check_grammar(job.sampling.structured_outputs)
+        self.adapter.submit(job, self._salt)
+        self._jobs[job.id] = job
+        self._stops.open(job)
+
+    def advance(self) -> list[Finished | Failed]:
+        """Make a step; return the chunks that it ended."""
+        results = [self._finish(ended) for ended in self._stopped(self.adapter.step())]
+        if self._poisoned:
+            results += self._cleanse()
+        self._note_idle()
+        return results
+
+    def step(self) -> None:
+        """Make a step, and send its results."""
+        begun_s = self._clock()
+        results = self.advance()
+        now_s = self._clock()
+        self._stepping_s += now_s - begun_s
+        for result in results:
+            self._streams.close(result.job_id if isinstance(result, Failed) else result.output.job_id)
+        report = not self._jobs or now_s >= self._next_report_s
+        telemetry = []
+        if report:
+            found = structs.replace(self.adapter.telemetry(), stepping_s=self._stepping_s)
+            if self._drafts is not None:
+                drafting_s, figures = self._drafts.report()
+                found = structs.replace(found, drafting_s=drafting_s, drafting=figures)
+            telemetry.append(found)
+            self._next_report_s = now_s + self._report_interval_s
+        # Troubles and counts first: the rollout may be over, and summed up, with the last result.
+        notes = self.notes() if results or report else []
+        self._send(*notes, *self._streams.grown(now_s), *results, *telemetry)
+
+    def notes(self) -> list[Degraded | PoolMessage]:
+        """Return what has failed since the last call, and the store's message to the pool."""
+        degradations = self._pool_degradations.take()
+        if self._drafts is not None:
+            degradations += self._drafts.take_degradations()
+        if further := implemented(self.adapter, "degradations"):
+            degradations += further()
+        note = {} if self._pooled is None else self._pooled.store.take_message()
+        return [*degradations, *([PoolMessage(note)] if note else [])]
+
+    def reset_cache(self) -> None:
+        """Drop all cached KV and all drafts."""
+        if self._drafts is not None:
+            self._drafts.reset()
+        if self._pooled is not None:
+            self._pooled.reset()
+        self.adapter.reset_cache()
+
+    def close(self) -> None:
+        """End the store, the draft source, and what the engine started; all else goes with the process."""
+        if self._pooled is not None:
+            self._pooled.close()
+        if self._store is not None:
+            self._store.close()
+        if self._drafts is not None:
+            self._drafts.stop()
+        self.adapter.close()
+
+    def _take(self, job: ChunkJob) -> None:
+        tokens, limit = len(job.token_ids) + job.max_tokens, self.info.max_model_tokens
         try:
             if self._asleep:
                 raise Rejected(ASLEEP)
@@ -195,36 +230,29 @@ class Worker:
                 raise Rejected(f"the chunk wants weight version {wanted}, loaded is {loaded}")
             if tokens > limit:
                 raise Rejected(f"the chunk needs {tokens} tokens, max_model_tokens is {limit}")
-            self._instance.submit(job)
+            self.submit(job)
         except Rejected as rejection:
             self._send(Failed(job.id, str(rejection)))
         else:
-            self._running.add(job.id)
-            needed = ("written", "top_logprobs") if job.sampling.top_logprobs else ("written",)
-            if job.streams and all(implemented(self._instance, name) for name in needed):
-                self._streamed_tokens[job.id] = 0
-                if job.sampling.top_logprobs:
-                    self._with_tops.add(job.id)
+            self._streams.open(job)
 
     def _call(self, message: ControlCall) -> Called:
-        if self._running:
-            return Called(f"{len(self._running)} chunks are running")
+        if self._jobs:
+            return Called(f"{len(self._jobs)} chunks are running")
         if self._asleep and not isinstance(message, Sleep | Wake):
             return Called(ASLEEP)
         try:
             match message:
                 case ResetCache():
-                    self._instance.reset_cache()
+                    self.reset_cache()
                     return Called()
                 case MeasureSteps(batch, draft_tokens, context_tokens):
-                    times = self._instance.measure_steps(batch, draft_tokens, context_tokens)
-                    return Called(step_times=times)
+                    lengths = (0,) if self._drafts is None else draft_tokens
+                    return Called(step_times=self._measure_steps(batch, lengths, context_tokens))
                 case ProbeMachine():
                     return Called(probe=probe_machine())
                 case UpdateWeights(source, version):
-                    fingerprint = self._instance.update_weights(source, version)
-                    self._weight_version = version
-                    return Called(fingerprint=fingerprint)
+                    return Called(fingerprint=self._update_weights(source, version))
                 case Sleep():
                     return Called(freed_bytes=self._sleep())
                 case Wake():
@@ -233,143 +261,170 @@ class Worker:
         except Rejected as rejection:
             return Called(str(rejection))
 
+    def _update_weights(self, source: WeightSpec, version: int) -> str | None:
+        fingerprint = self.adapter.update_weights(source, version)
+        self._use_weights(version, fingerprint or "")
+        try:
+            self.reset_cache()
+        except Rejected as error:
+            raise EngineError(str(error)) from error
+        return fingerprint
+
+    def _use_weights(self, version: int, fingerprint: str) -> None:
+        self._weight_version = version
+        self._salt = f"weights-{version}-{fingerprint}"
+
     def _sleep(self) -> int:
         if self._asleep:
             return 0
-        freed_bytes: int = 0
-        if sleep := implemented(self._instance, "sleep"):
-            freed_bytes = sleep()
-        else:
-            self._instance.reset_cache()
+        self.reset_cache()
+        self._asleep_with = self._fingerprint()
+        sleep = implemented(self.adapter, "sleep")
+        freed_bytes: int = 0 if sleep is None else sleep()
         self._asleep = True
         return freed_bytes
 
     def _wake(self) -> None:
-        if self._asleep and (wake := implemented(self._instance, "wake")):
+        if self._asleep and (wake := implemented(self.adapter, "wake")):
             wake()
+            if self._fingerprint() != self._asleep_with:
+                raise EngineError("it woke with other weights than it fell asleep with")
         self._asleep = False
 
-    def step(self) -> None:
-        """Make a step, and send its results."""
-        begun_s = self._clock()
-        results = self._instance.step()
-        now_s = self._clock()
-        self._stepping_s += now_s - begun_s
-        for result in results:
-            job_id = result.job_id if isinstance(result, Failed) else result.output.job_id
-            self._forget(job_id)
-        report = not self._running or now_s >= self._next_report_s
-        telemetry = (
-            [structs.replace(self._instance.telemetry(), stepping_s=self._stepping_s)] if report else []
+    def _fingerprint(self) -> str:
+        fingerprint = implemented(self.adapter, "fingerprint")
+        return "" if fingerprint is None else str(fingerprint())
+
+    def _measure_steps(
+        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
+    ) -> StepTimes:
+        measure = implemented(self.adapter, "measure_steps")
+        if measure is None:
+            raise Rejected("this engine does not measure its steps")
+        times: StepTimes | None = measure(batch, draft_tokens, context_tokens, inf)
+        if times is None:
+            raise Rejected("it can run no size of this grid")
+        return times
+
+    def _measure_moves(self) -> None:
+        """Add to the info what chunks cost, as measured here or by another instance like this one."""
+        measure = implemented(self.adapter, "measure_moves")
+        if measure is None:
+            return
+        device, known = device_kind(), self.measured
+        emulated = getattr(self.adapter, "emulated", False)
+        if emulated or known is None or not device or known.device != device:
+            known = Measured(device, dict(measure()))
+        self.info = structs.replace(self.info, **known.moves)
+        self.measured = known
+
+    def _attach(self, start: Start) -> None:
+        """Make the draft source, with its own step times, those that are known, or those measured here."""
+        source, drafts, known = start.source, self._drafts, self.measured
+        assert source is not None
+        assert drafts is not None
+        times = source.step_times or (None if known is None else known.step_times)
+        if times is None:
+            grid = start_grid(self.info.max_running, source.draft_tokens)
+            times = self._ability("measure_steps", "a draft source")(*grid, None, CELL_S)
+            if times is None:
+                raise EngineError("too little KV memory to measure a step: raise kv_cache_bytes")
+        if known is not None:
+            self.measured = structs.replace(known, step_times=times)
+        host = DraftContext(
+            instance_id=self.info.id,
+            max_running=self.info.max_running,
+            max_model_tokens=self.info.max_model_tokens,
+            vocab_size=self.adapter.vocab_size,
+            draft_tokens=source.draft_tokens,
+            step_times=times,
+            paths=drafts.paths,
+            clock=getattr(self.adapter, "clock", None),
         )
-        # Troubles and counts first: the rollout may be over, and summed up, with the last result.
-        messages = _messages_from(self._instance) if results or report else []
-        self._send(*messages, *self._grown(now_s), *results, *telemetry)
-        if report:
-            self._next_report_s = now_s + self._report_interval_s
+        drafts.attach(source, host)
+
+    def _open_store(self, start: Start, block_bytes: int, block_tokens: int) -> KVStore:
+        """Make this instance's end of the KV pool."""
+        assert start.store is not None
+        host = StoreContext(
+            self.info.id,
+            block_bytes,
+            block_tokens,
+            self._pool_degradations.report,
+            node_name(),
+            start.address,
+        )
+        self._store = STORE.make(start.store.path, start.store.settings, host)
+        return self._store
+
+    def _ability(self, name: str, given: str) -> Callable[..., Any]:
+        """Return an optional method of the engine, which it needs for what it was given."""
+        method = implemented(self.adapter, name)
+        if method is None:
+            raise EngineError(
+                f"{type(self.adapter).__name__} took {given}, and lacks {name} of"
+                " seer_worker.process.adapter.EngineAdapter"
+            )
+        return method
+
+    def _check_grammar(self, wanted: StructuredOutputs) -> None:
+        from seer_worker.sampling.grammars import grammars_of  # imports torch
+
+        try:
+            grammars_of(self._tokenizer_dir, self.adapter.vocab_size).compile(wanted)
+        except ValueError as error:
+            raise Rejected(str(error)) from error
+
+    def _stopped(self, ended: Sequence[EndedChunk]) -> Sequence[EndedChunk]:
+        """Return the chunks that a step has ended, with those that end at a stop string."""
+        read = self._stops.read
+        if not read:
+            return ended
+        found = []
+        for chunk in ended:
+            start = read.pop(chunk.job_id, None)
+            size = None if start is None else self._stops.find(chunk.job_id, chunk.token_ids[start:])
+            found.append(chunk if size is None else chunk.cut(size))
+        for job_id, start in read.items():
+            size = self._stops.find(job_id, self.adapter.written(job_id, start)[0])
+            if size is not None:
+                found.append(self.adapter.stop_chunk(job_id).cut(size))
+        return found
+
+    def _finish(self, ended: EndedChunk) -> Finished | Failed:
+        job = self._jobs.pop(ended.job_id)
+        self._stops.close(job.id)
+        if ended.failure is not None:
+            return Failed(job.id, ended.failure)
+        if not isfinite(sum(ended.logprobs)):
+            self._poisoned = True
+            return Failed(job.id, NOT_FINITE)
+        return Finished(ended.output(job, self._weight_version))
+
+    def _cleanse(self) -> list[Failed]:
+        """Clear KV memory after values that are not finite, which masks and zeros do not stop.
+
+        What is running begins its chunk anew, and comes to the same tokens; what cannot is returned.
+        """
+        self._poisoned = False
+        jobs, self._jobs = self._jobs, {}
+        self.adapter.abort(list(jobs))
+        for job_id in jobs:
+            self._stops.close(job_id)
+        (implemented(self.adapter, "clear_kv") or self.adapter.reset_cache)()
+        failed = []
+        for job in jobs.values():
+            try:
+                self.submit(job)
+            except Rejected as rejection:
+                failed.append(Failed(job.id, str(rejection)))
+        return failed
 
     def _forget(self, job_id: str) -> None:
-        self._running.discard(job_id)
-        self._streamed_tokens.pop(job_id, None)
-        self._with_tops.discard(job_id)
+        del self._jobs[job_id]
+        self._stops.close(job_id)
+        self._streams.close(job_id)
 
-    def _grown(self, now_s: float) -> list[Streamed]:
-        """Return what chunks that stream have written: at first at once, then every few steps."""
-        due = now_s >= self._next_pieces_s
-        grown = []
-        for job_id, sent in self._streamed_tokens.items():
-            if due or not sent:
-                piece = _piece(job_id, sent, *self._instance.written(job_id, sent))
-                if piece.token_ids:
-                    if job_id in self._with_tops:
-                        end = sent + len(piece.token_ids)
-                        tops = self._instance.top_logprobs(job_id, sent, end)
-                        piece = structs.replace(piece, top_logprobs=tops)
-                    grown.append(Streamed(piece))
-                    self._streamed_tokens[job_id] += len(piece.token_ids)
-        if due and grown:
-            self._next_pieces_s = now_s + PIECE_INTERVAL_S
-        return grown
-
-
-def _piece(job_id: str, start: int, tokens: Sequence[int], logprobs: Sequence[float]) -> ChunkPiece:
-    """Return what may be sent of it: a chunk fails for a log-prob that is not finite."""
-    size = next((at for at, each in enumerate(logprobs) if not isfinite(each)), len(logprobs))
-    size = min(size, len(tokens))
-    return ChunkPiece(job_id, start, Tokens(tokens[:size]), Logprobs(logprobs[:size]))
-
-
-def _messages_from(instance: EngineAdapter) -> list[Degraded | PoolMessage]:
-    """Return what has failed of draft source and KV store, and the store's message to the pool."""
-    degradations = implemented(instance, "degradations") or list
-    take_pool_message = implemented(instance, "take_pool_message") or dict
-    note: dict[str, int] = take_pool_message()
-    return [*degradations(), *([PoolMessage(note)] if note else [])]
-
-
-def _check_adapter(start: Start, instance: EngineAdapter) -> None:
-    """Refuse an instance that was given a draft source or a KV store and lacks methods for it."""
-    for given, what, methods in (
-        (start.source, "a draft source", DRAFTS),
-        (start.store, "a KV store", SHARES_KV),
-    ):
-        lacking = [method for method in methods if implemented(instance, method) is None]
-        if given is not None and lacking:
-            raise EngineError(
-                f"{type(instance).__name__} took {what}, and lacks {', '.join(lacking)} of"
-                " seer_worker.process.instance.EngineAdapter"
-            )
-
-
-def _placed(info: InstanceInfo, store: StoreSpec | None) -> InstanceInfo:
-    """Return the info with the node that this process runs on, and how far its KV reaches."""
-    node = node_name()
-    confined = store is not None and not store.spans_nodes
-    return structs.replace(info, node=node, kv_reach=node if confined else "")
-
-
-def work(connection: socket.socket, before_close: Callable[[], object] = lambda: None) -> int:
-    """Serve the runtime at the other end; return the exit status.
-
-    ``before_close`` is called once there is nothing left to do but to close the instance.
-    """
-    link = Link(connection)
-    instance: EngineAdapter | None = None
-    try:
-        start, *early = link.receive(wait=True)
-        if isinstance(start, ReadTokenizer) and not early:
-            reading = read(Path(start.model_dir), start.trust_remote_code, start.textual)
-            link.send(TokenizerRead(reading))
-            return 0
-        if not isinstance(start, Start) or early:
-            raise WireError("the first message must be Start, alone")
-        check_place(start)
-        if start.source is not None:
-            check_source(start.source, start.own_methods)  # the engine's import takes seconds
-        make: Any = INSTANCE.load(start.instance)
-        instance = make(structs.replace(start, address=own_address(connection)))
-        _check_adapter(start, instance)
-        if not getattr(instance, "emulated", False):
-            from seer_worker.sampling import selftest  # imports torch, which takes seconds
-
-            selftest.check_keyed(instance)
-            if (reason := selftest.continued_otherwise(instance)) is not None:
-                link.send(Degraded("continuation", reason))
-        measured = getattr(instance, "measured", None)
-        link.send(*_messages_from(instance), Ready(_placed(instance.info, start.store), measured))
-        Worker(link.send, instance).serve(link)
-    except EOFError:
-        return 0
-    except (ConfigError, EngineError, WireError) as error:
-        link.send_last(str(error))
-        return 1
-    except Exception:
-        tail = traceback.format_exc().splitlines()[-TRACEBACK_LINES:]
-        log.exception("worker_failed")
-        link.send_last("\n".join(tail))
-        return 1
-    finally:
-        before_close()
-        if instance is not None:
-            instance.close()
-    return 0
+    def _note_idle(self) -> None:
+        if not self._jobs and self._idle is not None:
+            self._idle()

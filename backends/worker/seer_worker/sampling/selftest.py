@@ -20,7 +20,8 @@ from msgspec import structs
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
 from seer_core.ports.engine import ChunkJob, ChunkOutput
-from seer_worker.process.instance import EngineAdapter, LogitRow
+from seer_worker.process.adapter import LogitRow
+from seer_worker.process.worker import Worker
 from seer_worker.sampling.keyed import keyed_scores
 from seer_worker.sampling.noise import gumbel, noise_steps
 from seer_worker.wire import Failed
@@ -64,29 +65,29 @@ JOBS = tuple(
 )
 
 
-def check_keyed(instance: EngineAdapter) -> None:
-    """Run the probes on an idle instance, and forget them.
+def check_keyed(worker: Worker) -> None:
+    """Run the probes on an idle worker, and forget them.
 
     Raises:
         EngineError: its tokens are not those that their keys choose.
     """
-    instance.watch(True)
+    worker.adapter.watch(True)
     try:
-        outputs = _run(instance)
+        outputs = _run(worker)
     finally:
-        rows = instance.watch(False)
-    instance.reset_cache()
+        rows = worker.adapter.watch(False)
+    worker.reset_cache()
     for job in JOBS:
         _compare(job, outputs[job.id], rows)
 
 
-def continued_otherwise(instance: EngineAdapter) -> str | None:
+def continued_otherwise(worker: Worker) -> str | None:
     """Return how a response differs where it goes on in a second chunk from one that is whole, if it does.
 
     Its prompt fills blocks of KV, which the second chunk finds.  Nothing is returned of an instance that has
     no room for one.
     """
-    info = instance.info
+    info = worker.info
     prompt = [1 + place % 3 for place in range(2 * info.block_tokens + 2)]
     if len(prompt) + TOKENS > min(info.max_model_tokens, info.kv_capacity_tokens):
         return None
@@ -97,14 +98,14 @@ def continued_otherwise(instance: EngineAdapter) -> str | None:
     half = TOKENS // 2
     found, tokens = [], list(prompt)
     for job in (whole, structs.replace(whole, id=f"{GROUP}-continued", max_tokens=TOKENS - half)):
-        instance.watch(True)
+        worker.adapter.watch(True)
         try:
-            output = _run(instance, [structs.replace(job, token_ids=tokens)])[job.id]
+            output = _run(worker, [structs.replace(job, token_ids=tokens)])[job.id]
         finally:
-            rows = instance.watch(False)
+            rows = worker.adapter.watch(False)
         found.append(next(row.logits for row in rows if row.position == len(prompt) + half))
         tokens = [*prompt, *output.token_ids[:half]]
-    instance.reset_cache()
+    worker.reset_cache()
     one, other = (torch.from_numpy(logits).to(torch.float32).log_softmax(-1) for logits in found)
     probable = one.topk(min(PROBED, len(one))).indices
     apart = float((one - other)[probable].abs().max())
@@ -116,12 +117,12 @@ def continued_otherwise(instance: EngineAdapter) -> str | None:
     )
 
 
-def _run(instance: EngineAdapter, jobs: Sequence[ChunkJob] = JOBS) -> dict[str, ChunkOutput]:
+def _run(worker: Worker, jobs: Sequence[ChunkJob] = JOBS) -> dict[str, ChunkOutput]:
     for job in jobs:
-        instance.submit(job)
+        worker.submit(job)
     outputs: dict[str, ChunkOutput] = {}
     for _ in range(STEPS):
-        for result in instance.step():
+        for result in worker.advance():
             if isinstance(result, Failed):
                 raise EngineError(f"the engine failed its self-test: {result.reason}")
             outputs[result.output.job_id] = result.output

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from seer_core.errors import EngineError
 from seer_core.ports.weights import BROADCAST, DIRECTORY, SHARED_MEMORY, WeightSource, WeightSpec
-from seer_worker.process.instance import Rejected
+from seer_worker.process.adapter import Rejected
 from seer_worker.process.loader import ImportedClass
 
 __all__ = ["WEIGHTS", "Directory", "TensorHeader", "headers_of", "open_checked", "ties"]

@@ -8,14 +8,12 @@ from typing import Any
 import attrs
 import torch
 from seer_core.model import InstanceInfo
-from seer_core.model.arrays import Logprobs, Tokens
-from seer_core.ports.drafting import StepTimes
-from seer_core.ports.engine import ChunkJob, ChunkOutput
+from seer_core.ports.engine import ChunkJob
 from seer_core.ports.weights import WeightSpec
-from seer_worker.process.instance import LogitRow, Rejected
+from seer_worker.process.adapter import EndedChunk, EngineAdapter, LogitRow, Rejected
 from seer_worker.sampling.sampler import Sampler
 from seer_worker.weights import checkpoint
-from seer_worker.wire import Failed, Finished, Start, Telemetry
+from seer_worker.wire import Start, Telemetry
 from transformers import AutoModelForCausalLM, DynamicCache
 
 __all__ = ["TransformersInstance"]
@@ -31,7 +29,7 @@ class Running:
     kv: DynamicCache = attrs.field(factory=DynamicCache)
 
 
-class TransformersInstance:
+class TransformersInstance(EngineAdapter):
     """A causal language model, and the chunks it is working on."""
 
     def __init__(self, start: Start) -> None:
@@ -45,7 +43,6 @@ class TransformersInstance:
         self._ends = frozenset(start.end_token_ids)
         self._sampler = Sampler(model.config.vocab_size)
         self._chunks: dict[str, Running] = {}
-        self._weight_version = 0
         most, longest = settings["max_running"], model.config.max_position_embeddings
         longest = settings["max_model_tokens"] or longest
         self.info = InstanceInfo(
@@ -56,20 +53,21 @@ class TransformersInstance:
             max_model_tokens=longest,
         )
 
-    def submit(self, job: ChunkJob) -> None:
+    def submit(self, job: ChunkJob, salt: str) -> None:
         """Queue a chunk."""
         if max(job.token_ids) >= self._model.config.vocab_size:
             raise Rejected(f"there is no token {max(job.token_ids)}")
         self._chunks[job.id] = Running(job)
 
-    def abort(self, job_id: str) -> None:
-        """Drop a running chunk, and its KV with it."""
-        del self._chunks[job_id]
+    def abort(self, job_ids: Sequence[str]) -> None:
+        """Drop running chunks, and their KV with them."""
+        for job_id in job_ids:
+            del self._chunks[job_id]
 
     @torch.inference_mode()
-    def step(self) -> list[Finished | Failed]:
+    def step(self) -> list[EndedChunk]:
         """Give each of the first ``max_running`` chunks a token."""
-        ended: list[Finished | Failed] = []
+        ended = []
         for chunk in list(self._chunks.values())[: self.info.max_running]:
             job = chunk.job
             tokens = [chunk.token_ids[-1]] if chunk.token_ids else job.token_ids
@@ -78,9 +76,10 @@ class TransformersInstance:
             [token], [logprob] = self._sampler.choose(logits[:, -1], [job], [position])
             chunk.token_ids.append(token)
             chunk.logprobs.append(logprob)
-            if token in self._ends or len(chunk.token_ids) == job.max_tokens:
+            stopped = token in self._ends
+            if stopped or len(chunk.token_ids) == job.max_tokens:
                 del self._chunks[job.id]
-                ended.append(Finished(self._output(chunk)))
+                ended.append(EndedChunk(job.id, chunk.token_ids, chunk.logprobs, stopped=stopped))
         return ended
 
     def telemetry(self) -> Telemetry:
@@ -88,12 +87,6 @@ class TransformersInstance:
         running = min(len(self._chunks), self.info.max_running)
         held = sum(len(each.job.token_ids) + len(each.token_ids) for each in self._chunks.values())
         return Telemetry(running, len(self._chunks) - running, min(1.0, held / self.info.kv_capacity_tokens))
-
-    def measure_steps(
-        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
-    ) -> StepTimes:
-        """Refuse: an engine without drafts has no use for step times."""
-        raise Rejected("this engine does not measure its steps")
 
     def reset_cache(self) -> None:
         """Do nothing: KV ends with its chunk."""
@@ -103,7 +96,6 @@ class TransformersInstance:
         ties = checkpoint.ties(self._model)
         weights = checkpoint.open_checked(source, self._tensors, ties, self._model.dtype)
         self._model.load_state_dict(dict(weights.tensors()), strict=False)
-        self._weight_version = version
 
     def watch(self, on: bool) -> list[LogitRow]:
         """Keep the logits of every choice from now on, or no longer."""
@@ -111,18 +103,3 @@ class TransformersInstance:
 
     def close(self) -> None:
         """Do nothing: all there is goes with the process."""
-
-    def _output(self, chunk: Running) -> ChunkOutput:
-        tokens = len(chunk.job.token_ids)
-        return ChunkOutput(
-            job_id=chunk.job.id,
-            token_ids=Tokens(chunk.token_ids),
-            logprobs=Logprobs(chunk.logprobs),
-            stopped=chunk.token_ids[-1] in self._ends,
-            cached_tokens=0,
-            prefilled_tokens=tokens,
-            computed_tokens=tokens + len(chunk.token_ids) - 1,
-            preemptions=0,
-            weight_version=self._weight_version,
-            steps=len(chunk.token_ids),
-        )
