@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from seer_server.neutral import IGNORED, IN_CHATS, IN_COMPLETIONS, NEUTRAL
 from seer_server.responses_api import NEUTRAL as RESPONSES_NEUTRAL
 from seer_server.servers import CONTROL_CALLS
 from seer_server.tokens_api import NEUTRAL as TOKENS_NEUTRAL
 from seer_server.tokens_api import NEUTRAL_SAMPLING as TOKENS_SAMPLING_NEUTRAL
+from seer_server.unsupported_fields import IGNORED, IN_CHATS, IN_COMPLETIONS, NEUTRAL
 
 from reference.http_answers import LINES, OPERATIONS, STATUSES
 from reference.openapi import routes

@@ -8,7 +8,7 @@ import attrs
 from seer_cli.compare_table import CompareTable
 from seer_rl.config import TrainTable
 from seer_sim.cost import CostModel
-from seer_verl.settings import Settings as VerlSettings
+from seer_verl.settings import VerlSettings
 
 from reference.packages import repository_entry_points
 from reference.page import Page, markdown

@@ -14,10 +14,10 @@ from seer_cli.explain import life_of
 from seer_cli.report import data, page, reading
 from seer_cli.report.bins import TimeBins
 from seer_cli.report.data import run_of
-from seer_cli.report.lacks import CAUSES, Lacks
 from seer_cli.report.lanes import SECONDS
 from seer_cli.report.page import page_of
 from seer_cli.report.reading import RunReader
+from seer_cli.report.waiting import CAUSES, WaitingTimes
 from seer_trace.records import TraceRecord, read_trace
 from seer_trace.request_life import Wait
 
@@ -229,7 +229,7 @@ def test_bins_lose_no_time_however_often_they_widen(spans):
     ),
 )
 def test_what_requests_lacked_adds_up_to_their_waits(states, waits):
-    lacks, now = Lacks(), 0.0
+    lacks, now = WaitingTimes(), 0.0
     lacks.note(0.0, "instances")
     for length, state in states:
         now += length

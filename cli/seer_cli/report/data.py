@@ -13,10 +13,10 @@ from seer_trace.chunk_runs import ChunkRun
 
 from seer_cli.report.findings import Finding, busy_s, findings_of, longest_request
 from seer_cli.report.finished import DraftCounts
-from seer_cli.report.lacks import CAUSES
 from seer_cli.report.lanes import Change, InstanceLane
 from seer_cli.report.pace import StepPace, pace_in_words, paces_of
 from seer_cli.report.reading import MOST_CHUNKS, GroupStory, ReadRequest, RunReader
+from seer_cli.report.waiting import CAUSES
 from seer_cli.request_wording import beginning, rows_of_life, sums
 
 __all__ = ["RunData", "run_of"]

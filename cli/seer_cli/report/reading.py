@@ -16,8 +16,8 @@ from seer_trace.request_life import RequestLife, Wait
 
 from seer_cli.report.bins import TimeBins
 from seer_cli.report.finished import FinishedChunks
-from seer_cli.report.lacks import Lacks
 from seer_cli.report.lanes import MOST_CHANGES, Change, InstanceLane
+from seer_cli.report.waiting import WaitingTimes
 from seer_core.model.events import (
     AskEnvironment,
     ChunkFinished,
@@ -129,7 +129,7 @@ class RunReader(Observer):
     finishes_s: array[float] = attrs.Factory(lambda: array("d"))
     rans_s: array[float] = attrs.Factory(lambda: array("d"))
     """How long each request's chunks ran, by row."""
-    lacks: Lacks = attrs.Factory(Lacks)
+    waits: WaitingTimes = attrs.Factory(WaitingTimes)
     waiting: TimeBins = attrs.Factory(lambda: TimeBins(1))
     """How many requests wait."""
     finished: FinishedChunks = attrs.Factory(FinishedChunks)
@@ -189,7 +189,7 @@ class RunReader(Observer):
             return
         for name in follower.changed:
             self._load(name)
-        self.lacks.note(now, follower.lack())
+        self.waits.note(now, follower.lack())
 
     def successor(self) -> RunReader:
         """Return a reader for what comes next on the instances that are up, with open requests."""
@@ -231,7 +231,7 @@ class RunReader(Observer):
             else:
                 begin_s, end_s, need = span
                 acted: dict[Cause, float] = {"environment": end_s - begin_s}
-                causes_s = acted if need == ACTED else self.lacks.causes_s(begin_s, end_s, need)
+                causes_s = acted if need == ACTED else self.waits.causes_s(begin_s, end_s, need)
                 parts.append(Wait(begin_s + start_s, end_s + start_s, causes_s))
         finished_s = None if request.finished_s is None else request.finished_s + start_s
         return RequestLife(
@@ -387,7 +387,7 @@ class RunReader(Observer):
     def _end_wait(self, request: ReadRequest, need: int) -> None:
         since_s = request.waits_since_s
         if since_s is not None and self.now > since_s:
-            self.lacks.wait(request.row, since_s, self.now, need)
+            self.waits.wait(request.row, since_s, self.now, need)
             request.spans.append((since_s, self.now, need))
         request.waits_since_s = None
 
@@ -421,7 +421,7 @@ class RunReader(Observer):
             for group in self._open_groups.values()
             for row in group.unbegun_rows
         ]
-        return self.lacks.by_request(self.requests, going_on)
+        return self.waits.by_request(self.requests, going_on)
 
 
 def _asked(by: str) -> str:

@@ -34,7 +34,6 @@ from seer_server.batches import Batches
 from seer_server.broker import RolloutBroker, Subscription, Trust
 from seer_server.choices import ChoiceReader, ParsedChoices, PlainChoices
 from seer_server.control import Control
-from seer_server.forms import Forms, after_reasoning, refusal_of
 from seer_server.http import (
     REFUSALS,
     Door,
@@ -47,7 +46,6 @@ from seer_server.http import (
     refusal,
     unless_disconnected,
 )
-from seer_server.neutral import FieldError
 from seer_server.parsing import ChatParsers, ParserNames, TokenizerOfFiles, find_parsers, require_parser
 from seer_server.protocol import (
     AbortIdsRequest,
@@ -66,9 +64,11 @@ from seer_server.reservations import Reservations
 from seer_server.responses_api import ResponsesAnswer, parse_responses
 from seer_server.servers import CONTROL_CALLS, ControlCalls, ControlRoute
 from seer_server.sglang_api import SglangAnswer, parse_sglang
+from seer_server.structured_outputs import FormChecks, after_reasoning, refusal_of
 from seer_server.tokens_api import TokensAnswer, parse_tokens
 from seer_server.trajectories import IDLE_S, AgentTurn
 from seer_server.turns import EndTrajectories, trajectory_in, turn_of
+from seer_server.unsupported_fields import FieldError
 
 __all__ = ["make_app"]
 
@@ -126,7 +126,7 @@ def make_app(
         metrics.read("canary_different", "Those whose tokens differed", lambda: broker.canary.different)
     metrics.read("asleep", "Whether the instances sleep", lambda: broker.runtime.asleep)
     found = None if parsers is None or off else find_parsers(parsers, broker.runtime.tokenizer)
-    forms = Forms()
+    forms = FormChecks()
     calls = ControlCalls(broker, off)
     if off and not calls.servers:
         raise ConfigError("SEER=off passes requests on to servers of [engine.remote], and engines are none")
@@ -218,7 +218,7 @@ class _Service:
     broker: RolloutBroker
     model: str
     parsers: ChatParsers | None
-    forms: Forms
+    forms: FormChecks
     calls: ControlCalls
 
     async def health(self, request: Request) -> Response:

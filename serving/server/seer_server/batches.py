@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from seer_server.broker import RolloutBroker
-from seer_server.forms import Forms
 from seer_server.http import Stream, read_json
 from seer_server.streams import NDJSON, Encoding, ProgressS, results
+from seer_server.structured_outputs import FormChecks
 
 __all__ = ["Batches"]
 
@@ -47,7 +47,7 @@ class Batches:
     """Routes for batches, on the broker's open rollout."""
 
     broker: RolloutBroker
-    forms: Forms
+    forms: FormChecks
 
     async def roll_out(self, request: Request) -> Response:
         """Roll out a batch, and stream its completions; closing the stream aborts the rest."""

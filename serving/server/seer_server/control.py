@@ -22,8 +22,8 @@ from seer_core.errors import QUOTED, EngineError, OutputError, PromptError, Seer
 from seer_core.ports.weights import WeightSpec, directory
 from seer_server.broker import BusyUpdatingError, RolloutBroker
 from seer_server.http import Refused, pieces, read_body, read_json, unless_disconnected
-from seer_server.neutral import FieldError
 from seer_server.shared_buffers import SharedBuffer, open_buffer, receive_buffer
+from seer_server.unsupported_fields import FieldError
 
 __all__ = ["Control"]
 

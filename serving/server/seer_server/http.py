@@ -30,8 +30,8 @@ from seer_core.errors import (
 )
 from seer_core.model import SamplingChoice
 from seer_server.broker import AsleepError, BusyError, BusyUpdatingError, GoneError
-from seer_server.neutral import FieldError
 from seer_server.protocol import LONGEST_FAULT, error_body
+from seer_server.unsupported_fields import FieldError
 
 __all__ = [
     "REFUSALS",

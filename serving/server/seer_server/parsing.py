@@ -17,9 +17,9 @@ import attrs
 from seer_core.errors import ConfigError, quote
 from seer_core.model import StructuredOutputs
 from seer_core.ports.engine import Tokenizer
-from seer_server.neutral import FieldError
 from seer_server.protocol import ChatRequest
 from seer_server.tools import ToolChoice
+from seer_server.unsupported_fields import FieldError
 
 __all__ = [
     "ChatParsers",

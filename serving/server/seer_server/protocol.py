@@ -12,8 +12,8 @@ from msgspec import Meta
 from seer_core.errors import PromptError, printable
 from seer_core.model import SamplingChoice, StructuredOutputs
 from seer_core.model.sampling import CONTROLS, MOST_TOP_LOGPROBS
-from seer_server.neutral import IN_CHATS, IN_COMPLETIONS, FieldError, own_fields
 from seer_server.tools import Tool, ToolChoice, tool_choice_of
+from seer_server.unsupported_fields import IN_CHATS, IN_COMPLETIONS, FieldError, own_fields
 
 __all__ = [
     "AbortIdsRequest",

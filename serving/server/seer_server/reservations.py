@@ -22,9 +22,9 @@ from starlette.responses import JSONResponse, Response
 from seer_core.errors import OverloadError, PromptError, SeerError, quote
 from seer_core.model import Completion, SamplingChoice
 from seer_server.broker import GoneError, RolloutBroker, Subscription
-from seer_server.forms import FIELD, Forms
 from seer_server.http import Refused, Stream, read_json
 from seer_server.streams import NDJSON, Encoding, ProgressS, line, over_within, results
+from seer_server.structured_outputs import FIELD, FormChecks
 
 __all__ = ["Reservations"]
 
@@ -236,7 +236,7 @@ class Reservations:
     """Routes for reserved groups and their rows."""
 
     broker: RolloutBroker
-    forms: Forms
+    forms: FormChecks
     _reservations: dict[str, _Reservation] = attrs.Factory(dict)
     _groups: dict[str, _ReservedGroup] = attrs.Factory(dict)
 

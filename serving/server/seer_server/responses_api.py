@@ -12,7 +12,6 @@ from msgspec import Meta
 from seer_core.model import SamplingChoice
 from seer_core.ports.engine import Tokenizer
 from seer_server.answers import Answer, Part
-from seer_server.neutral import FieldError, own_fields
 from seer_server.parsing import Reading
 from seer_server.protocol import (
     ChatRequest,
@@ -23,6 +22,7 @@ from seer_server.protocol import (
 )
 from seer_server.responses_items import OutputItems, messages_of
 from seer_server.tools import Function, NamedFunction, NamedTool, Tool, ToolChoice
+from seer_server.unsupported_fields import FieldError, own_fields
 
 __all__ = ["ResponsesAnswer", "ResponsesRequest", "parse_responses"]
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import attrs
 
 from seer_server.choices import new_call_id
-from seer_server.neutral import FieldError
 from seer_server.parsing import Reading, ToolCall
+from seer_server.unsupported_fields import FieldError
 
 __all__ = ["OutputItems", "messages_of"]
 

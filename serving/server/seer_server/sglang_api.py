@@ -13,8 +13,8 @@ from seer_core.model import StructuredOutputs
 from seer_core.model.sampling import MOST_TOP_LOGPROBS
 from seer_core.ports.engine import Tokenizer
 from seer_server.answers import Answer, Part
-from seer_server.neutral import FieldError, attached_fields, own_fields
 from seer_server.protocol import CompletionRequest, convert
+from seer_server.unsupported_fields import FieldError, attached_fields, own_fields
 
 __all__ = ["SglangAnswer", "SglangRequest", "SglangSampling", "parse_sglang"]
 

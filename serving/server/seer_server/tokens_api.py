@@ -15,8 +15,8 @@ from seer_core.model.arrays import LEAST_LOGPROB
 from seer_core.model.sampling import MOST_TOP_LOGPROBS
 from seer_core.ports.engine import Tokenizer
 from seer_server.answers import Answer, Part
-from seer_server.neutral import attached_fields, own_fields
 from seer_server.protocol import CompletionRequest, StreamOptions, convert
+from seer_server.unsupported_fields import attached_fields, own_fields
 
 __all__ = ["TokensAnswer", "TokensRequest", "TokensSampling", "parse_tokens"]
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from seer_core.errors import quote
-from seer_server.neutral import FieldError
+from seer_server.unsupported_fields import FieldError
 
 __all__ = ["Function", "NamedFunction", "NamedTool", "Tool", "ToolChoice", "tool_choice_of"]
 

@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse, Response
 
 from seer_core.errors import quote
 from seer_server.http import read_json
-from seer_server.neutral import FieldError
 from seer_server.trajectories import LONGEST_ID, AgentTurn, Trajectories
+from seer_server.unsupported_fields import FieldError
 
 __all__ = ["TRAJECTORY_HEADERS", "EndTrajectories", "ReleaseRequest", "trajectory_in", "turn_of"]
 

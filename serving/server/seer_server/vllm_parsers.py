@@ -11,9 +11,9 @@ import msgspec
 from seer_core.error_origin import one_line
 from seer_core.errors import ConfigError
 from seer_core.model import StructuredOutputs
-from seer_server.neutral import FieldError
 from seer_server.parsing import ParserNames, Reading, ToolCall, require_name
 from seer_server.protocol import ChatRequest
+from seer_server.unsupported_fields import FieldError
 
 __all__ = ["VLLMParsers"]
 

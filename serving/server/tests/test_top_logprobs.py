@@ -6,9 +6,9 @@ from functools import partial
 
 import httpx
 import pytest
-from seer_server.neutral import FieldError
 from seer_server.protocol import ChatRequest, CompletionRequest, records
 from seer_server.tokens_api import parse_tokens
+from seer_server.unsupported_fields import FieldError
 
 from tests.support.eventually import eventually
 

@@ -12,7 +12,7 @@ from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.replica import TokenOutput
 
 from seer_verl.rows import ROW
-from seer_verl.settings import Settings, settings_of
+from seer_verl.settings import VerlSettings, settings_of
 
 __all__ = ["LLMClient", "step_of", "version_of"]
 
@@ -51,7 +51,7 @@ class LLMClient:
 
     def __init__(self, config: Any) -> None:
         rollout = config.actor_rollout_ref.rollout
-        self.settings: Settings = settings_of(rollout)
+        self.settings: VerlSettings = settings_of(rollout)
         self.prompt_length: int = rollout.prompt_length
         self.response_length: int = rollout.response_length
         self.usual_agent: str = rollout.agent.default_agent_loop

@@ -12,7 +12,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
 
 from seer_verl.llm_client import version_of
-from seer_verl.settings import Settings, settings_of
+from seer_verl.settings import VerlSettings, settings_of
 
 __all__ = ["Replica", "ReplicaRollout"]
 
@@ -110,11 +110,11 @@ class ReplicaRollout(BaseRollout):
         self._sent = version
 
 
-async def _sleep(settings: Settings) -> None:
+async def _sleep(settings: VerlSettings) -> None:
     async with AsyncClient(**settings.connection) as client:
         await client.sleep(wait_s=settings.wait_s)
 
 
-async def _wake(settings: Settings) -> None:
+async def _wake(settings: VerlSettings) -> None:
     async with AsyncClient(**settings.connection) as client:
         await client.wake()

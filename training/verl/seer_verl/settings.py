@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["Settings", "settings_of"]
+__all__ = ["VerlSettings", "settings_of"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class VerlSettings:
     """``engine_kwargs.seer``: where ``seer serve`` listens, what it asks for, how long it waits."""
 
     url: str = "http://127.0.0.1:8000"
@@ -66,15 +66,15 @@ class Settings:
             return False
 
 
-def settings_of(rollout: Any) -> Settings:
+def settings_of(rollout: Any) -> VerlSettings:
     """Read ``engine_kwargs.seer`` of verl's ``RolloutConfig``, or of the config that it is made from.
 
     Raises:
         ValueError: a key is unknown, or a value is not valid.
     """
     given: Mapping[str, Any] = (rollout.engine_kwargs or {}).get("seer") or {}
-    names = [field.name for field in fields(Settings)]
+    names = [field.name for field in fields(VerlSettings)]
     for name in given:
         if name not in names:
             raise ValueError(f"engine_kwargs.seer.{name} is unknown; there are {', '.join(names)}")
-    return Settings(**given)
+    return VerlSettings(**given)

@@ -15,7 +15,7 @@ from seer_verl import agent_loop_tq
 from seer_verl.agent_loop import AgentLoopManager, AgentLoopWorker
 from seer_verl.llm_client import LLMClient
 from seer_verl.rows import ROW, BatchRow, reserved_record
-from seer_verl.settings import Settings, settings_of
+from seer_verl.settings import VerlSettings, settings_of
 from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 from verl.workers.rollout.replica import TokenOutput
 
@@ -249,8 +249,10 @@ def test_the_token_is_read_where_it_is_needed(tmp_path, configure, server):
         _ = found.token
     path.write_text("a-token-of-16-ASCII\n")
     assert found.token == "a-token-of-16-ASCII"
-    assert Settings().token is None
-    assert [Settings(url=f"http://{host}:1").is_local for host in ("localhost", "[::1]", "a.example")] == [
+    assert VerlSettings().token is None
+    assert [
+        VerlSettings(url=f"http://{host}:1").is_local for host in ("localhost", "[::1]", "a.example")
+    ] == [
         True,
         True,
         False,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from seer_trace.chunk_runs import Cause
 
-__all__ = ["CAUSES", "Lacks"]
+__all__ = ["CAUSES", "WaitingTimes"]
 
 CAUSES: tuple[Cause, ...] = ("slots", "kv", "turn", "paused", "instances")
 CODES: Mapping[Cause, int] = {"slots": -1, "paused": -2, "instances": -3}
@@ -21,7 +21,7 @@ ROUNDING_S = 1e-9
 Floats = npt.NDArray[np.float64]
 
 
-class Lacks:
+class WaitingTimes:
     """The state of all instances over time, and the times in which requests waited.
 
     ``note`` is called whenever the state changes, with the most KV that an instance with a free slot has, in

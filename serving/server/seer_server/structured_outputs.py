@@ -13,9 +13,9 @@ from seer_host.forms import compile_form
 from seer_host.threads import in_thread
 
 from seer_core.model import Completion, StructuredOutputs
-from seer_server.neutral import FieldError
+from seer_server.unsupported_fields import FieldError
 
-__all__ = ["FIELD", "Forms", "after_reasoning", "refusal_of"]
+__all__ = ["FIELD", "FormChecks", "after_reasoning", "refusal_of"]
 
 READ_S = 10.0
 """So long a form may take to be read."""
@@ -27,7 +27,7 @@ MOST_FORMS = 256
 FIELD = "structured_outputs"
 
 
-class Forms:
+class FormChecks:
     """Reads forms as xgrammar does for all engines, beside the event loop, one at a time.
 
     Where xgrammar is not installed beside the server, engines alone refuse what is no form.

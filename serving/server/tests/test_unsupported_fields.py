@@ -7,10 +7,10 @@ from pathlib import Path
 import httpx
 import pytest
 from seer_server import make_app, responses_api
-from seer_server.neutral import IGNORED, IN_CHATS, IN_COMPLETIONS, NEUTRAL
 from seer_server.protocol import ChatRequest, CompletionRequest, StreamOptions
 from seer_server.responses_api import ResponsesRequest
 from seer_server.responses_items import messages_of
+from seer_server.unsupported_fields import IGNORED, IN_CHATS, IN_COMPLETIONS, NEUTRAL
 from seer_session.runtime import Runtime
 from seer_worker.chat.messages import prepare
 
@@ -135,7 +135,7 @@ def test_each_field_that_a_client_has_is_decided_on(client, path):
         assert fields <= set(StreamOptions.__struct_fields__)
         return
     own = {*PROTOCOLS[path].__struct_fields__, *IGNORED, *NEUTRAL, *TABLES[path]}
-    assert fields <= own, f"{client} sends more; decide on it in neutral.py"
+    assert fields <= own, f"{client} sends more; decide on it in unsupported_fields.py"
 
 
 def test_clients_lists_name_the_fields_that_agents_send():
