@@ -26,7 +26,7 @@ import psutil
 import structlog
 from seer_session.runtime import Runtime
 from seer_worker.client.channel import Channel
-from seer_worker.client.process_transport import Launch, process_client
+from seer_worker.client.process_client import Launch, ProcessClient
 from seer_worker.client.worker_port import WorkerPort
 
 from bench.harness import EXAMPLE, ROOT, Row, cell, markdown, spread_of, turned
@@ -157,7 +157,7 @@ async def _rolled_out(instances: int, requests: int, plugins: str) -> Row:
         control_timeout_s=LIMIT_S,
         silence_timeout_s=LIMIT_S,
     )
-    engines = [process_client(f"instant-{number}", launch) for number in range(instances)]
+    engines = [ProcessClient(f"instant-{number}", launch) for number in range(instances)]
     config = load_config(EXAMPLE / "demo.toml", [f"plugin.divided_rollout.chunk_tokens={CHUNK_TOKENS}"])
     strategies = fill_slots(config.with_plugins(PLUGINS[plugins]))
     fleet = PlainFleet(engines, RealClock(), ModelInfo(VOCAB_SIZE, MAX_MODEL_TOKENS), None)

@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-TRANSPORT = "seer_worker.client.process_transport"
+CLIENT = "seer_worker.client.process_client"
 """The module that starts the processes of engines."""
 
 SERVERS = "seer_worker.client.fork_server"
@@ -35,14 +35,14 @@ class Recorder:
         self._path = folder / f"{time.time_ns()}-{os.getpid()}.jsonl"
         self._file = None
         self._clear()
-        on_import(TRANSPORT, self._watch)
+        on_import(CLIENT, self._watch)
         on_import(SERVERS, self._watch_servers)
 
     def _clear(self):
         self._seconds, self._engines, self._engine_seconds, self._imports = 0.0, 0, 0.0, 0
 
     def _watch(self, module):
-        opens = module.ProcessTransport.open
+        opens = module.ProcessClient._open
 
         @functools.wraps(opens)
         async def open(*arguments):
@@ -53,7 +53,7 @@ class Recorder:
                 self._engines += 1
                 self._engine_seconds += time.perf_counter() - begun_s
 
-        module.ProcessTransport.open = open
+        module.ProcessClient._open = open
 
     def _watch_servers(self, module):
         makes = module.ForkServer.__init__

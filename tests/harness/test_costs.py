@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-TRANSPORT = """
-class ProcessTransport:
-    async def open(self, start, peer):
+CLIENT = """
+class ProcessClient:
+    async def _open(self, start):
         return "ready"
 """
 SERVER = """
@@ -19,11 +19,11 @@ import asyncio
 
 def test_starts_two():
     from seer_worker.client.fork_server import ForkServer  # at first here
-    from seer_worker.client.process_transport import ProcessTransport
+    from seer_worker.client.process_client import ProcessClient
 
     assert ForkServer("python", "engine:preload", {}).preload == "engine:preload"
-    transport = ProcessTransport()
-    assert asyncio.run(transport.open(None, None)) == asyncio.run(transport.open(None, None)) == "ready"
+    client = ProcessClient()
+    assert asyncio.run(client._open(None)) == asyncio.run(client._open(None)) == "ready"
 
 def test_starts_none():
     pass
@@ -31,15 +31,15 @@ def test_starts_none():
 
 
 @pytest.fixture
-def transport(tmp_path):
-    """A package of the transport's and the fork server's names, which starts nothing."""
+def client(tmp_path):
+    """A package of the client's and the fork server's names, which starts nothing."""
     package = tmp_path / "seer_worker" / "client"
     package.mkdir(parents=True)
-    (package / "process_transport.py").write_text(TRANSPORT)
+    (package / "process_client.py").write_text(CLIENT)
     (package / "fork_server.py").write_text(SERVER)
 
 
-@pytest.mark.usefixtures("transport")
+@pytest.mark.usefixtures("client")
 @pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n", "2")], ids=["here", "in workers"])
 def test_each_test_has_its_seconds_and_the_engines_that_it_has_started(run_tests, tmp_path, workers):
     assert (

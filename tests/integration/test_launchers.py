@@ -47,7 +47,7 @@ def test_the_launcher_that_the_config_names_starts_the_workers(assembled):
     pytest.importorskip("seer_vllm")
     assembly = assembled(more=REAL)
     assert assembly.launcher.owner == "elsewhere"
-    launchers = {engine.transport.spec.launcher for engine in assembly.fleet.engines}
+    launchers = {engine.spec.launcher for engine in assembly.fleet.engines}
     assert launchers == {assembly.launcher.strategy}
 
 

@@ -18,7 +18,7 @@ from seer_sim.tokens import ByteTokenizer
 from seer_worker.client.devices import inherited, worker_environment
 from seer_worker.client.engine import InstanceSpec
 from seer_worker.client.fleet import ProcessSettings, WorkerFleet, read_model_info
-from seer_worker.client.process_transport import process_client
+from seer_worker.client.process_client import ProcessClient
 from seer_worker.client.tokenizer_reader import TokenizerReader
 from seer_worker.tokenizer import ModelTokenizer, has_tokenizer
 from seer_worker.wire import Start
@@ -31,7 +31,7 @@ from seer_core.ports.launcher import Launcher
 from seer_paced.script import Script, read_script
 from seer_paced.settings import TABLE, Settings, check
 from seer_paced.stepper import Stepper
-from seer_paced.virtual_transport import VirtualEngine, VirtualTransport
+from seer_paced.virtual_engine import VirtualEngine
 
 __all__ = ["ScaledClock", "Settings", "make_fleet", "seer_doctor", "seer_make_engines"]
 
@@ -136,7 +136,7 @@ def make_fleet(
             _preload(sglang),
             cannot_draft=spec.cannot_draft,
         )
-        processes = [process_client(name, launch, labels[number]) for number, name in enumerate(names)]
+        processes = [ProcessClient(name, launch, labels[number]) for number, name in enumerate(names)]
         return WorkerFleet(processes, ScaledClock(settings.speed), model, tokenizer)
     script = script or Script(settings.vocab_size, settings.lengths, recorded)
     if sglang is None:
@@ -146,8 +146,7 @@ def make_fleet(
         make = partial(_make_sglang, settings, script, sglang, environment)
     clock = VirtualClock()
     engines = {
-        name: VirtualEngine(name, VirtualTransport(spec, clock, make), labels[number])
-        for number, name in enumerate(names)
+        name: VirtualEngine(name, spec, labels[number], clock, make) for number, name in enumerate(names)
     }
     schedule_losses(settings.kill_at_s, engines, clock, TABLE)
     return WorkerFleet(list(engines.values()), clock, model, tokenizer)

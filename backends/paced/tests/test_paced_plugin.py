@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from seer_paced.plugin import make_fleet, seer_doctor
 from seer_paced.settings import Settings, block_bytes
-from seer_paced.virtual_transport import VirtualEngine
+from seer_paced.virtual_engine import VirtualEngine
 from seer_sim.clock import VirtualClock
 from seer_worker.client.fleet import ProcessSettings
-from seer_worker.client.process_transport import ProcessTransport
+from seer_worker.client.process_client import ProcessClient
 
 from seer_core.errors import ConfigError, EngineError
 
@@ -26,15 +26,15 @@ def test_the_clock_says_where_instances_live():
     virtual, real = make_fleet(Settings()), make_fleet(Settings(clock="real", speed=2.0, instances=3))
     assert [type(engine) for engine in virtual.engines] == [VirtualEngine] * 2
     assert isinstance(virtual.clock, VirtualClock)
-    assert [type(engine.transport) for engine in real.engines] == [ProcessTransport] * 3
+    assert [type(engine) for engine in real.engines] == [ProcessClient] * 3
 
 
 def test_a_launcher_starts_processes_of_the_real_clock_only():
     launcher = object()
     fleet = make_fleet(Settings(clock="real"), launcher=launcher)
-    assert [engine.transport.spec.launcher for engine in fleet.engines] == [launcher] * 2
-    assert "CUDA_VISIBLE_DEVICES" in fleet.engines[0].transport.spec.environment
-    assert "PATH" not in fleet.engines[0].transport.spec.environment
+    assert [engine.spec.launcher for engine in fleet.engines] == [launcher] * 2
+    assert "CUDA_VISIBLE_DEVICES" in fleet.engines[0].spec.environment
+    assert "PATH" not in fleet.engines[0].spec.environment
     with pytest.raises(ConfigError, match='virtual clock run in this process; write clock = "real", or drop'):
         make_fleet(Settings(), launcher=launcher)
 

@@ -9,7 +9,7 @@ from seer_divided_rollout import Chunks
 from seer_ray.launcher import RayLauncher
 from seer_ray.settings import Settings
 from seer_session.runtime import Runtime
-from seer_worker.client.process_transport import Launch, process_client
+from seer_worker.client.process_client import Launch, ProcessClient
 
 from seer_core.model import PromptGroup
 from seer_core.model.events import ChunkFinished, InstanceLost
@@ -88,7 +88,7 @@ def scripted_runtime(log_dir, launcher, *observers, step_s=0.0, instances=2, see
         }
         | changes
     )
-    engines = [process_client(f"scripted-{number}", launch) for number in range(instances)]
+    engines = [ProcessClient(f"scripted-{number}", launch) for number in range(instances)]
     policies = Policies(splitter=Slot("splitter", "test", Chunks(16)))
     slots = tuple(Slot("observer", "test", each) for each in observers)
     fleet = PlainFleet(engines, RealClock(), ModelInfo(1 << 17, 1024), None)

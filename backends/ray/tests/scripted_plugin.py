@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 from seer_worker.client.fleet import ProcessSettings, WorkerFleet
-from seer_worker.client.process_transport import process_client
+from seer_worker.client.process_client import ProcessClient
 
 from seer_core.model.events import Command, Event, InstanceLost, InstanceStarted
 from seer_core.plugins.hookspecs import hookimpl
@@ -75,7 +75,7 @@ def seer_make_engines(settings: Settings, launcher: Launcher | None) -> WorkerFl
         local | {"PYTHONPATH": os.environ["PYTHONPATH"]},
         launcher,
     )
-    engines = [process_client(f"scripted-{number}", launch) for number in range(settings.instances)]
+    engines = [ProcessClient(f"scripted-{number}", launch) for number in range(settings.instances)]
     return WorkerFleet(engines, RealClock(), ModelInfo(1 << 17, 1024), None)
 
 

@@ -17,7 +17,7 @@ from seer_mooncake.system import installation
 from seer_session.prompts import read_prompts
 from seer_session.runtime import Runtime
 from seer_worker.client.local import LocalLauncher
-from seer_worker.client.process_transport import process_client
+from seer_worker.client.process_client import ProcessClient
 
 from seer_core.errors import EngineError
 from seer_core.plugins.config import load_config
@@ -199,7 +199,7 @@ def test_an_instance_that_joins_later_shares_what_the_pool_has(sharing, mooncake
         pool = mooncake() if kind == "mooncake" else NodePools(POOL_BYTES)
         async with sharing(pool, instances=3) as runtime:
             capacity = pool.stats().capacity_bytes
-            newcomer = process_client("late", runtime.engines["scripted-0"].transport.spec)
+            newcomer = ProcessClient("late", runtime.engines["scripted-0"].spec)
             await runtime.add(newcomer)
             assert pool.stats().capacity_bytes > capacity
             nodes = nodes_of(runtime)

@@ -55,7 +55,7 @@ def test_the_devices_of_an_instance_are_one_argument_and_its_share(models, monke
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     two = settings(model=str(models[0]), python=sys.executable, instances=2, tensor_parallel=2)
     fleet = plugin.seer_make_engines(two, Startup(seed=0, base_dir=tmp_path), None)
-    shares = [each.transport.spec.environment["CUDA_VISIBLE_DEVICES"] for each in fleet.engines]
+    shares = [each.spec.environment["CUDA_VISIBLE_DEVICES"] for each in fleet.engines]
     assert shares == ["4,5", "6,7"]
     three = msgspec.structs.replace(two, instances=3)
     with pytest.raises(ConfigError, match=r"3 instances of 2 devices need 6, visible are 4; .*parallel"):
@@ -146,11 +146,11 @@ def test_workers_run_under_the_interpreter_beside_this_one(models, elsewhere):
     fleet = plugin.seer_make_engines(settings(model=str(models[0]), instances=2), Startup(0, models[0]), None)
     assert isinstance(fleet, EngineFleet)
     assert all(isinstance(engine, InstanceClient) for engine in fleet.engines)
-    assert {engine.transport.spec.interpreter for engine in fleet.engines} == {str(elsewhere)}
+    assert {engine.spec.interpreter for engine in fleet.engines} == {str(elsewhere)}
     named = plugin.seer_make_engines(
         settings(model=str(models[0]), python="env/python"), Startup(0, models[0]), None
     )
-    assert named.engines[0].transport.spec.interpreter == str(models[0] / "env" / "python")
+    assert named.engines[0].spec.interpreter == str(models[0] / "env" / "python")
 
 
 def test_a_pool_is_shared(models, elsewhere):

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from seer_vllm.plugin import Settings, seer_make_engines
 from seer_worker.client.fleet import WorkerFleet
-from seer_worker.client.process_transport import Launch
+from seer_worker.client.process_client import Launch
 
 from seer_core.plugins.hookspecs import Startup
 from seer_core.ports.drafting import SourceSpec, StepTimes
@@ -79,7 +79,7 @@ def start(run_engine: Callable[..., Any]) -> Callable[..., Any]:
             )  # where workers find ``draft_sources``
             engine = _make_fleet(model, instances=index + 1, **settings).engines[index]
         if change is not None:
-            engine.transport.spec = change(engine.transport.spec)
+            engine.spec = change(engine.spec)
         return run_engine(engine, source, kv_pool)
 
     return start

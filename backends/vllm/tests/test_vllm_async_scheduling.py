@@ -35,8 +35,8 @@ def ahead(start_second, models, pool):
 
 
 def test_the_log_says_that_steps_are_planned_ahead(ahead, roomy):
-    assert "async_scheduling=True" in Path(ahead.engine.transport.log).read_text()
-    assert "async_scheduling=False" in Path(roomy.engine.transport.log).read_text()
+    assert "async_scheduling=True" in Path(ahead.engine.log).read_text()
+    assert "async_scheduling=False" in Path(roomy.engine.log).read_text()
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -30,7 +30,7 @@ class TestSecondRunner(EngineContract):
         def make():
             fleet = make_fleet(models[0], instances=2, runner="second", max_running=8)
             for engine in fleet.engines:
-                engine.transport.spec = interpret(engine.transport.spec)
+                engine.spec = interpret(engine.spec)
             return fleet
 
         self.make = make

@@ -110,8 +110,8 @@ def test_an_event_loop_that_does_not_listen_for_a_while_gets_the_same_responses(
 def test_a_worker_that_falls_silent_while_it_has_chunks_is_lost(start, models, prompts):
     harness = start(models[0])
     harness.whole(prompts(2), PLAIN, 20)
-    worker, transport = harness.pid, harness.engine.transport
-    transport.spec = attrs.evolve(transport.spec, silence_timeout_s=1.0)
+    worker, engine = harness.pid, harness.engine
+    engine.spec = attrs.evolve(engine.spec, silence_timeout_s=1.0)
     harness.run(harness.engine.reset_cache())  # the wait under way, of the longer limit, ends
     os.kill(worker, signal.SIGSTOP)
     harness.engine.submit(harness.job(prompts(1)[0], 20, 0, PLAIN))
@@ -173,7 +173,7 @@ def test_a_start_that_cannot_be_encoded_is_an_error_and_leaves_no_worker(loop, m
         deep = [deep]
     pool = make_fleet(models[0])
     [engine] = pool.engines
-    engine.transport.spec = attrs.evolve(engine.transport.spec, settings={"hf_overrides": deep})
+    engine.spec = attrs.evolve(engine.spec, settings={"hf_overrides": deep})
     with pytest.raises(EngineError, match=r"'vllm-0' did not start: .*: a Start is nested too deeply"):
         loop.run_until_complete(engine.start(None))
     assert engine.worker is None

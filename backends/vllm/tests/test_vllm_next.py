@@ -58,7 +58,7 @@ def test_no_name_is_missed(version):
 
 def expect_the_same(harness, roomy, version, prompts, tokens):
     """Compare responses, whole and divided, with those of the vLLM installed here."""
-    assert f" vllm={version}\n" in Path(harness.engine.transport.log).read_text()
+    assert f" vllm={version}\n" in Path(harness.engine.log).read_text()
     for sampling in SAMPLINGS:
         expected = roomy.whole(prompts(4), sampling, tokens)
         assert harness.whole(prompts(4), sampling, tokens) == expected

@@ -30,10 +30,10 @@ STEP_TIMES = StepTimes((1,), (0,), ((0.001,),))
 
 
 def test_the_log_of_a_worker_names_the_runner_and_the_reason(second, roomy):
-    log = Path(second.engine.transport.log).read_text()
+    log = Path(second.engine.log).read_text()
     assert "model_runner" in log
     assert 'reason=[engine.vllm].runner = "second" runner=second' in log.replace("'", "")
-    assert "runner=first" in Path(roomy.engine.transport.log).read_text()
+    assert "runner=first" in Path(roomy.engine.log).read_text()
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

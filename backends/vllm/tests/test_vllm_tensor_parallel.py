@@ -45,7 +45,7 @@ def expected(roomy, prompts, notes):
 @pytest.mark.long
 def test_ranks_whose_steps_are_planned_ahead_write_the_same(start_second, models, prompts, expected):
     ahead = start_second(models[0], instance="planning_ahead:Ahead", tensor_parallel=2)
-    assert "async_scheduling=True" in Path(ahead.engine.transport.log).read_text()
+    assert "async_scheduling=True" in Path(ahead.engine.log).read_text()
     for name, sampling in SAMPLINGS.items():
         whole = [response[:40] for response in expected[name][:2]]
         assert ahead.whole(prompts(2), sampling, 40) == whole

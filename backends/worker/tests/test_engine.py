@@ -16,7 +16,7 @@ from seer_testing import EngineContract
 from seer_worker.client import fork_server
 from seer_worker.client.channel import Channel
 from seer_worker.client.local import LocalLauncher
-from seer_worker.client.process_transport import Launch, process_client
+from seer_worker.client.process_client import Launch, ProcessClient
 from seer_worker.process.serving import work
 from seer_worker.wire import Shutdown
 
@@ -159,7 +159,7 @@ def job(name="j", group="g", tokens=(1, 2, 3), max_tokens=8, version=0):
 
 
 async def started(launch, sink):
-    engine = process_client("toy-0", launch)
+    engine = ProcessClient("toy-0", launch)
     await engine.start(sink)
     return engine
 
@@ -185,7 +185,7 @@ class TestWorkerClient(EngineContract):
     def _launch(self, launch):
         launch = attrs.evolve(launch, instance="toys:Streaming")
         self.make = lambda: Pool(
-            [process_client(f"toy-{i}", launch) for i in range(2)], RealClock(), ModelInfo(64, 256)
+            [ProcessClient(f"toy-{i}", launch) for i in range(2)], RealClock(), ModelInfo(64, 256)
         )
 
 
@@ -218,7 +218,7 @@ def test_an_instance_on_this_machine_uses_what_another_like_it_has_measured(laun
     ]
 
     async def measured(**changes):
-        engine = process_client("toy-0", attrs.evolve(like, **changes))
+        engine = ProcessClient("toy-0", attrs.evolve(like, **changes))
         info = await engine.start(Sink())
         pid = getattr(engine.worker, "pid", os.getpid())
         await engine.stop()
@@ -236,7 +236,7 @@ def test_an_instance_on_this_machine_uses_what_another_like_it_has_measured(laun
 
 
 def test_a_lost_instance_asks_its_launcher_for_a_place(launch):
-    engine = process_client("toy-0", launch)
+    engine = ProcessClient("toy-0", launch)
     assert isinstance(engine, PlaceSeeker)
     missing = []
     play(lambda: engine.find_place(missing.append))
@@ -440,7 +440,7 @@ def test_a_pool_and_its_stores_exchange_messages_before_results(launch, local):
         sink = Sink()
         pool = MessagingPool(sink)
         pooling = attrs.evolve(launch, launcher=local, instance="toys:Pooling", ignores_kv_pool=False)
-        engine = process_client("toy-0", pooling)
+        engine = ProcessClient("toy-0", pooling)
         assert engine.set_kv_pool(pool)
         await engine.start(sink)
         [(_, selftest, _)] = pool.received
@@ -472,7 +472,7 @@ def test_a_pool_that_raises_at_a_message_receives_no_more(launch):
     async def story():
         sink = Sink()
         pool = Raising(sink)
-        engine = process_client("toy-0", attrs.evolve(launch, instance="toys:Pooling", ignores_kv_pool=False))
+        engine = ProcessClient("toy-0", attrs.evolve(launch, instance="toys:Pooling", ignores_kv_pool=False))
         engine.set_kv_pool(pool)
         await engine.start(sink)
         engine.submit(job())
@@ -498,7 +498,7 @@ def test_an_instance_without_a_draft_source_or_a_store_needs_no_methods_for_them
             cannot_draft=None,
             own_methods=("toy:own",),
         )
-        engine = process_client("toy-0", bare)
+        engine = ProcessClient("toy-0", bare)
         await engine.start(sink)
         engine.forget_group("g")
         engine.submit(job())
@@ -533,7 +533,7 @@ class OwnDrafter:
 def test_siblings_text_is_sent_to_an_instance_whose_drafter_shares(launch, sharing):
     async def story():
         sink = Sink()
-        engine = process_client("toy-0", attrs.evolve(launch, cannot_draft=None, own_methods=("toy:own",)))
+        engine = ProcessClient("toy-0", attrs.evolve(launch, cannot_draft=None, own_methods=("toy:own",)))
         assert engine.set_drafter(OwnDrafter(sharing)) is sharing
         text = SiblingTokens("r", "g", "g/1", 0, Tokens([7, 8]))
         engine.push_sibling_tokens(text)  # it is not running yet
@@ -562,7 +562,7 @@ def test_siblings_text_is_sent_to_an_instance_whose_drafter_shares(launch, shari
 )
 def test_an_engine_whose_sampling_is_not_keyed_is_refused_at_its_start(launch, toy, complaint):
     async def story():
-        engine = process_client("toy-0", attrs.evolve(launch, instance=f"toys:{toy}"))
+        engine = ProcessClient("toy-0", attrs.evolve(launch, instance=f"toys:{toy}"))
         with pytest.raises(EngineError, match=f"'toy-0' did not start: the engine {complaint}"):
             await engine.start(Sink())
 
@@ -587,7 +587,7 @@ def test_an_engine_whose_sampling_is_not_keyed_is_refused_at_its_start(launch, t
 )
 def test_an_instance_that_cannot_be_made_says_why(launch, local, changes, complaint):
     async def story():
-        engine = process_client("toy-0", attrs.evolve(launch, launcher=local, **changes))
+        engine = ProcessClient("toy-0", attrs.evolve(launch, launcher=local, **changes))
         with pytest.raises(EngineError, match=complaint):
             await engine.start(Sink())
         assert engine.worker is None
@@ -599,7 +599,7 @@ def test_a_launch_that_fails_for_want_of_room_does_not_blame_the_interpreter(
     launch, local, monkeypatch, tmp_path
 ):
     async def start(launcher=local, **changes):
-        engine = process_client("toy-0", attrs.evolve(launch, launcher=launcher, **changes))
+        engine = ProcessClient("toy-0", attrs.evolve(launch, launcher=launcher, **changes))
         with pytest.raises(EngineError) as caught:
             await engine.start(Sink())
         return str(caught.value)
@@ -635,7 +635,7 @@ def test_a_launch_that_fails_for_want_of_room_does_not_blame_the_interpreter(
 
 
 def test_an_engine_that_cannot_draft_says_so_and_one_that_shares_no_kv_goes_without(launch):
-    engine = process_client("toy-0", launch)
+    engine = ProcessClient("toy-0", launch)
     with pytest.raises(EngineError, match="instance 'toy-0' cannot draft"):
         engine.set_drafter(object())
     assert engine.set_kv_pool(object()) is False
@@ -643,7 +643,7 @@ def test_an_engine_that_cannot_draft_says_so_and_one_that_shares_no_kv_goes_with
 
 def test_an_instance_says_the_labels_and_the_model_that_it_was_launched_with(launch):
     async def story():
-        engine = process_client("toy-0", attrs.evolve(launch, model="files"), {"gpu": "h100"})
+        engine = ProcessClient("toy-0", attrs.evolve(launch, model="files"), {"gpu": "h100"})
         info = await engine.start(Sink())
         await engine.stop()
         assert (info.labels, info.model) == ({"gpu": "h100"}, "files")

@@ -32,19 +32,19 @@ def test_a_fleet_has_an_instance_for_each_environment(model, tmp_path):
     assert isinstance(made, EngineFleet)
     assert all(isinstance(engine, InstanceClient) for engine in made.engines)
     assert [engine.id for engine in made.engines] == ["mine-0", "mine-1"]
-    assert [engine.transport.spec.environment for engine in made.engines] == [
+    assert [engine.spec.environment for engine in made.engines] == [
         {"INDEX": "0"},
         {"INDEX": "1"},
     ]
     assert (made.model.vocab_size, made.model.max_model_tokens) == (10, 100)
     assert made.tokenizer is None
-    assert made.engines[0].transport.spec.interpreter == sys.executable
-    assert {engine.transport.spec.model for engine in made.engines} == {made.model.digest} != {""}
+    assert made.engines[0].spec.interpreter == sys.executable
+    assert {engine.spec.model for engine in made.engines} == {made.model.digest} != {""}
 
 
 def test_another_interpreter_is_taken_relative_to_the_config(model, tmp_path):
     made = fleet(tmp_path, python="other/bin/python", instances=1)
-    assert made.engines[0].transport.spec.interpreter == str(tmp_path / "other/bin/python")
+    assert made.engines[0].spec.interpreter == str(tmp_path / "other/bin/python")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 import structlog
 from seer_worker.client import fork_server
 from seer_worker.client.local import LocalLauncher
-from seer_worker.client.process_transport import Launch, process_client
+from seer_worker.client.process_client import Launch, ProcessClient
 
 from seer_core.errors import EngineError
 from tests.support.eventually import eventually
@@ -81,7 +81,7 @@ def play(story):
 
 
 async def start(launch, sink, name="toy-0"):
-    engine = process_client(name, launch)
+    engine = ProcessClient(name, launch)
     await engine.start(sink)
     return engine
 

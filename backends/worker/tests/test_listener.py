@@ -2,10 +2,11 @@
 
 import asyncio
 import socket
+from types import SimpleNamespace
 
 import pytest
 from seer_worker.client.channel import Channel
-from seer_worker.client.process_transport import Launch, ProcessTransport
+from seer_worker.client.process_client import Launch, ProcessClient
 from seer_worker.process.serving import Link, work
 from seer_worker.wire import Telemetry
 
@@ -47,24 +48,17 @@ class Worker:
         pass
 
 
-class Peer:
-    chunks = frozenset()
-
-    def receive(self, message):
-        pass
-
-
 @pytest.mark.parametrize("turns", range(5))
 def test_a_word_spoken_while_the_engine_stops_does_not_keep_it_from_stopping(turns):
     async def scenario():
-        transport, worker = ProcessTransport(LAUNCH), Worker()
-        transport.worker = worker
-        transport._listener = asyncio.create_task(transport._listen(worker, Peer()))
+        client, worker = ProcessClient("toy-0", LAUNCH), Worker()
+        client.worker = worker
+        client._listener = asyncio.create_task(client._listen(worker))
         await asyncio.sleep(0)
         worker.word.set_result([Telemetry(0, 0, 0.0)])
         for _ in range(turns):
             await asyncio.sleep(0)
-        stopped, _ = await asyncio.wait({asyncio.create_task(transport.close())}, timeout=5)
+        stopped, _ = await asyncio.wait({asyncio.create_task(client.stop())}, timeout=5)
         assert stopped
         assert worker.ended
 
@@ -81,16 +75,6 @@ class BrokenWorker(Worker):
         self.receive = Channel(reader, None).receive
 
 
-class BusyPeer:
-    chunks = frozenset({"chunk"})
-
-    def __init__(self):
-        self.losses = []
-
-    def lost(self, reason):
-        self.losses.append(reason)
-
-
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -102,10 +86,12 @@ class BusyPeer:
 )
 def test_a_connection_that_breaks_in_any_way_is_a_loss_with_its_reason(error, reason):
     async def scenario():
-        transport, worker, peer = ProcessTransport(LAUNCH), BrokenWorker(error), BusyPeer()
-        await transport._listen(worker, peer)
+        client, worker, losses = ProcessClient("toy-0", LAUNCH), BrokenWorker(error), []
+        client._sink = SimpleNamespace(lost=lambda instance_id, reason: losses.append(reason))
+        client._chunks.add("chunk")
+        await client._listen(worker)
         assert worker.ended
-        assert peer.losses == [reason]
+        assert losses == [reason]
 
     asyncio.run(scenario())
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import attrs
 import pytest
-from seer_worker.client import process_transport
-from seer_worker.client.process_transport import Launch, ProcessTransport
-from seer_worker.wire import Submit, Telemetry
+from seer_worker.client import process_client
+from seer_worker.client.process_client import Launch, ProcessClient
+from seer_worker.wire import Telemetry
 
 from seer_core.model import Sampling
 from seer_core.ports.engine import ChunkJob
@@ -54,40 +54,41 @@ class Worker:
         pass
 
 
-@attrs.define(eq=False)
-class Peer:
-    chunks: set = attrs.Factory(set)
-    received: list = attrs.Factory(list)
-    losses: list = attrs.Factory(list)
+class Client(ProcessClient):
+    """Writes down what comes."""
 
-    def receive(self, message):
+    def __init__(self):
+        super().__init__("toy-0", LAUNCH)
+        self.received, self.losses = [], []
+        self._up = True
+
+    def _receive(self, message):
         self.received.append(message)
 
-    def lost(self, reason):
+    def _lost(self, reason):
         self.losses.append(reason)
 
 
 @pytest.fixture
 def play(monkeypatch):
-    """Return a function that plays a story with a worker and its peer, and returns why the worker is lost."""
+    """Return a function that plays a story with a worker and its client, and returns its losses."""
 
     def play(story):
         async def played():
             loop = asyncio.get_running_loop()
-            monkeypatch.setattr(process_transport, "monotonic", loop.time)
-            transport, worker, peer = ProcessTransport(LAUNCH), Worker(), Peer()
-            transport.worker, transport._peer = worker, peer
-            transport._listener = asyncio.create_task(transport._listen(worker, peer))
+            monkeypatch.setattr(process_client, "monotonic", loop.time)
+            client, worker = Client(), Worker()
+            client.worker = worker
+            client._listener = asyncio.create_task(client._listen(worker))
             await asyncio.sleep(0)
 
             def submit():
-                peer.chunks.add("j")
-                transport.send(Submit(ChunkJob("j", "j", "g", [1], 1, 9, Sampling(), 5, 0)))
+                client.submit(ChunkJob("j", "j", "g", [1], 1, 9, Sampling(), 5, 0))
 
-            await story(worker, peer, submit)
+            await story(worker, client, submit)
             await asyncio.sleep(0)
-            await transport.close()
-            return peer.losses
+            await client.stop()
+            return client.losses
 
         return run_in_virtual_time(played())
 
@@ -95,31 +96,31 @@ def play(monkeypatch):
 
 
 def test_a_worker_that_is_silent_with_a_chunk_is_lost_at_its_limit(play):
-    async def story(worker, peer, submit):
+    async def story(worker, client, submit):
         submit()
         await later(0.9 * LIMIT_S)
-        assert peer.losses == []
+        assert client.losses == []
         await later(0.5 * LIMIT_S)
 
     assert play(story) == LOST
 
 
 def test_every_byte_ends_the_silence(play):
-    async def story(worker, peer, submit):
+    async def story(worker, client, submit):
         submit()
         for _ in range(10):
             await later(0.9 * LIMIT_S)
             worker.report()
             await later(0.6 * LIMIT_S)
             worker.received_bytes += 1  # of a message that has not come to its end
-        assert len(peer.received) == 10
+        assert len(client.received) == 10
 
     assert play(story) == []
 
 
 @pytest.mark.parametrize("seconds", [1.2 * LIMIT_S, 10 * LIMIT_S])
 def test_an_instance_outlives_an_event_loop_that_does_not_listen(play, seconds):
-    async def story(worker, peer, submit):
+    async def story(worker, client, submit):
         submit()
         for _ in range(3):
             await asyncio.sleep(0)
@@ -132,7 +133,7 @@ def test_an_instance_outlives_an_event_loop_that_does_not_listen(play, seconds):
 
 
 def test_a_worker_that_is_silent_after_the_event_loop_has_come_back_is_lost(play):
-    async def story(worker, peer, submit):
+    async def story(worker, client, submit):
         submit()
         asyncio.get_running_loop().pass_s(10 * LIMIT_S)
         await later(1.5 * LIMIT_S)
@@ -141,13 +142,13 @@ def test_a_worker_that_is_silent_after_the_event_loop_has_come_back_is_lost(play
 
 
 def test_idle_time_is_no_silence(play):
-    async def story(worker, peer, submit):
+    async def story(worker, client, submit):
         await later(0.9 * LIMIT_S)
         submit()
         await later(0.9 * LIMIT_S)
         worker.report()
         await asyncio.sleep(0)
-        peer.chunks.clear()
+        client._chunks.clear()
         await later(10 * LIMIT_S)
 
     assert play(story) == []

@@ -1,4 +1,4 @@
-"""The runtime's end of the stream to a worker, over any transport."""
+"""The runtime's end of the stream to a worker, wherever that runs."""
 
 from __future__ import annotations
 

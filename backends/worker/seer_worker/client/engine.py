@@ -1,11 +1,11 @@
-"""The Engine port over a worker whose messages a transport carries: a socket, or a call in this process."""
+"""An instance over a worker, wherever that runs and however its messages get there."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import msgspec
@@ -47,7 +47,7 @@ from seer_worker.wire import (
     Wake,
 )
 
-__all__ = ["InstanceSpec", "Peer", "Transport", "WorkerClient"]
+__all__ = ["InstanceSpec", "WorkerClient"]
 
 
 @attrs.frozen
@@ -76,81 +76,21 @@ class InstanceSpec:
     end_tokens: Callable[[], tuple[int, ...]] = attrs.field(default=tuple, kw_only=True)
 
 
-class Peer(Protocol):
-    """Where a transport delivers what its worker sends."""
-
-    @property
-    def chunks(self) -> set[str]:
-        """The chunks that the worker has not answered."""
-        ...
-
-    def receive(self, message: FromWorker) -> None:
-        """Take a message, in order; not ``Ready`` nor ``Called``."""
-        ...
-
-    def lost(self, reason: str) -> None:
-        """Take note, once, that the worker is gone without having been asked to end."""
-        ...
-
-    def leaving(self, reason: str) -> None:
-        """Take note that the worker's place is about to go; the worker works on until it is closed."""
-        ...
-
-
-class Transport(Protocol):
-    """Starts one worker at a time and carries its messages."""
-
-    @property
-    def spec(self) -> InstanceSpec:
-        """The description of the instance."""
-        ...
-
-    @property
-    def worker(self) -> RunningWorker | None:
-        """The worker's process; None while it is down, or if it has none of its own."""
-        ...
-
-    @property
-    def log(self) -> str:
-        """Where the worker's log is: a path, or a sentence."""
-        ...
-
-    async def open(self, start: Start, peer: Peer) -> InstanceInfo:
-        """Start the worker, which takes ``start`` with a scratch directory of its own.
-
-        Raises:
-            EngineError: it died while it started, or took too long.
-        """
-        ...
-
-    def send(self, message: ToWorker) -> None:
-        """Send a message; without effect while the worker is down."""
-        ...
-
-    async def call(self, message: ControlCall) -> Called:
-        """Send a control message; return its answer, or why there is none as a refusal.
-
-        Raises:
-            EngineError: it did not answer in time, and was ended.
-        """
-        ...
-
-    async def close(self) -> None:
-        """End the worker, bounded; the peer receives nothing any more."""
-        ...
-
-    async def find_place(self, name: str, waiting: Callable[[str], None]) -> None:
-        """Wait, without a limit, for a place where the worker of instance ``name`` can be started."""
-        ...
-
-
 class WorkerClient:
-    """One instance of an engine, as the runtime has it."""
+    """One instance of an engine, as the runtime has it.
 
-    def __init__(self, id: str, transport: Transport, labels: Mapping[str, str] | None = None) -> None:
+    A class that derives from it starts the worker and carries its messages: it overrides the methods that
+    raise ``NotImplementedError``, and calls ``_receive`` and ``_lost``.
+    """
+
+    worker: RunningWorker | None = None
+    """The worker's process; None while it is down, or if it has none of its own."""
+
+    def __init__(self, id: str, spec: InstanceSpec, labels: Mapping[str, str] | None = None) -> None:
         self.id = id
-        self.transport = transport
-        self.chunks: set[str] = set()
+        self.spec = spec
+        self._chunks: set[str] = set()
+        """The chunks that the worker has not answered."""
         self._labels = dict(labels or {})
         self._drafter: Drafter | None = None
         self._shares_text = False
@@ -160,9 +100,9 @@ class WorkerClient:
         self._up = False
 
     @property
-    def worker(self) -> RunningWorker | None:
-        """The worker's process; None while it is down, or if it has none of its own."""
-        return self.transport.worker
+    def log(self) -> str:
+        """Where the worker's log is: a path, or a sentence."""
+        raise NotImplementedError
 
     def set_drafter(self, drafter: Drafter | None) -> bool:
         """Speculate with this drafter, or not at all, from the next ``start`` on; return whether it shares.
@@ -170,7 +110,7 @@ class WorkerClient:
         Raises:
             EngineError: its engine does not draft.
         """
-        rejection = self.transport.spec.cannot_draft
+        rejection = self.spec.cannot_draft
         if drafter is not None and rejection is not None:
             raise EngineError(f"instance {self.id!r} {rejection}")
         self._drafter = drafter
@@ -183,7 +123,7 @@ class WorkerClient:
         Raises:
             EngineError: it cannot as it is configured.
         """
-        spec = self.transport.spec
+        spec = self.spec
         if spec.cannot_wire is not None and implemented(pool, "connect") is not None:
             raise EngineError(f"instance {self.id!r} {spec.cannot_wire}")
         self._kv_pool = None if spec.ignores_kv_pool else pool
@@ -198,7 +138,7 @@ class WorkerClient:
         await self.stop()
         self._wired = self._kv_pool if implemented(self._kv_pool, "connect") is not None else None
         self._sink = sink
-        spec = self.transport.spec
+        spec = self.spec
         start = Start(
             spec.instance,
             self.id,
@@ -214,7 +154,7 @@ class WorkerClient:
             spec.trust_remote_code,
             await asyncio.to_thread(spec.end_tokens),
         )
-        info = await self.transport.open(start, self)
+        info = await self._open(start)
         self._up = True
         if self._wired is not None:
             self._wired.connect(self.id, self._send_note)
@@ -225,12 +165,12 @@ class WorkerClient:
     def submit(self, job: ChunkJob) -> None:
         """Queue a chunk; on an instance just lost it is void with the others."""
         if self._up:
-            self.chunks.add(job.id)
+            self._chunks.add(job.id)
             self._send(Submit(job))
 
     def abort(self, job_id: str) -> None:
         """Drop a chunk."""
-        self.chunks.discard(job_id)
+        self._chunks.discard(job_id)
         self._send(AbortChunk(job_id))
 
     def end_chunk(self, job_id: str) -> None:
@@ -300,61 +240,79 @@ class WorkerClient:
 
     async def find_place(self, waiting: Callable[[str], None]) -> None:
         """Wait for a place where the worker can be started again."""
-        await self.transport.find_place(self.id, waiting)
+        raise NotImplementedError
 
     async def stop(self) -> None:
         """End the worker and all it started, bounded; the sink gets nothing any more."""
         self._down()
-        await self.transport.close()
+        await self._close()
 
-    def receive(self, message: FromWorker) -> None:
-        """Pass a message of the worker on to the sink; results of chunks that were dropped are not."""
+    async def _open(self, start: Start) -> InstanceInfo:
+        """Start the worker, which takes ``start`` with a scratch directory of its own.
+
+        Raises:
+            EngineError: it died while it started, or took too long.
+        """
+        raise NotImplementedError
+
+    def _carry(self, message: ToWorker) -> None:
+        """Send a message to the worker, which is up."""
+        raise NotImplementedError
+
+    async def _ask(self, message: ControlCall) -> Called:
+        """Send a control message; return its answer, or why there is none as a refusal."""
+        raise NotImplementedError
+
+    async def _close(self) -> None:
+        """End the worker, bounded."""
+        raise NotImplementedError
+
+    def _receive(self, message: FromWorker) -> None:
+        """Pass a message of the worker on to the sink, in order; results of chunks that were dropped are not.
+
+        Messages but ``Ready`` and ``Called`` come here.
+        """
         sink = self._sink
         if sink is None:
             return
         match message:
-            case Finished(output) if output.job_id in self.chunks:
-                self.chunks.discard(output.job_id)
+            case Finished(output) if output.job_id in self._chunks:
+                self._chunks.discard(output.job_id)
                 sink.chunk_finished(self.id, output)
-            case Failed(job_id, reason) if job_id in self.chunks:
-                self.chunks.discard(job_id)
+            case Failed(job_id, reason) if job_id in self._chunks:
+                self._chunks.discard(job_id)
                 sink.chunk_failed(self.id, job_id, reason)
-            case Streamed(piece) if piece.job_id in self.chunks:
+            case Streamed(piece) if piece.job_id in self._chunks:
                 sink.chunk_streamed(self.id, piece)
             case Telemetry():
                 sink.reported(InstanceReported(self.id, **msgspec.structs.asdict(message)))
             case Degraded(what, reason):
-                sink.degraded(InstanceDegraded(self.id, what, reason, self.transport.log))
+                sink.degraded(InstanceDegraded(self.id, what, reason, self.log))
             case PoolMessage(note) if self._wired is not None:
                 try:
                     self._wired.receive(self.id, note)
                 except Exception as error:
                     self._wired = None  # until the next start
                     reason = f"the KV pool failed: {type(error).__name__}: {error}"
-                    sink.degraded(InstanceDegraded(self.id, "kv_pool", reason, self.transport.log))
+                    sink.degraded(InstanceDegraded(self.id, "kv_pool", reason, self.log))
             case _:
                 pass
 
-    def lost(self, reason: str) -> None:
-        """Report the loss of the worker to the sink."""
+    def _lost(self, reason: str) -> None:
+        """Report to the sink, once, that the worker is gone without having been asked to end."""
         sink = self._sink
         self._down()
         if sink is not None:
             sink.lost(self.id, reason)
 
-    def leaving(self, reason: str) -> None:
-        """Report to the sink that the worker's place is about to go."""
-        if self._sink is not None:
-            self._sink.leaving(self.id, reason)
-
     def _down(self) -> None:
         self._up = False
         self._sink = None
-        self.chunks.clear()
+        self._chunks.clear()
 
     def _send(self, message: ToWorker) -> None:
         if self._up:
-            self.transport.send(message)
+            self._carry(message)
 
     def _send_note(self, note: Mapping[str, int]) -> None:
         self._send(PoolMessage(dict(note)))
@@ -364,10 +322,10 @@ class WorkerClient:
         rejection: str | None = None
         if not self._up:
             rejection = "it is not running"
-        elif self.chunks:
-            rejection = f"{len(self.chunks)} chunks are running"
+        elif self._chunks:
+            rejection = f"{len(self._chunks)} chunks are running"
         if rejection is None:
-            answer = await self.transport.call(message)
+            answer = await self._ask(message)
             rejection = answer.rejection
         if rejection is not None:
             raise EngineError(f"{name} on instance {self.id!r}: {rejection}")

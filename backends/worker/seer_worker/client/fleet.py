@@ -29,7 +29,7 @@ from seer_core.ports.launcher import Launcher
 from seer_worker.client.digest import digest_of
 from seer_worker.client.engine import WorkerClient
 from seer_worker.client.local import LocalLauncher
-from seer_worker.client.process_transport import Launch, process_client
+from seer_worker.client.process_client import Launch, ProcessClient
 from seer_worker.client.tokenizer_reader import TokenizerReader
 from seer_worker.tokenizer import ModelTokenizer, has_tokenizer
 
@@ -229,7 +229,7 @@ def make_fleet(
     launch = attrs.evolve(launch, end_tokens=lambda: read().end_token_ids)
     labels = labels_of(settings.labels, settings.instances, table)
     engines = [
-        process_client(f"{name}-{index}", attrs.evolve(launch, environment=environment), labels[index])
+        ProcessClient(f"{name}-{index}", attrs.evolve(launch, environment=environment), labels[index])
         for index, environment in enumerate(environments)
     ]
     if not textual:

@@ -16,7 +16,7 @@ def tokenizer_check(part: str, make_fleet: Callable[[], WorkerFleet]) -> Check:
     """Have the tokenizer of a fleet read, as a run would, and describe it; nothing else is started."""
     try:
         fleet = make_fleet()
-        ends = fleet.engines[0].transport.spec.end_tokens()
+        ends = fleet.engines[0].spec.end_tokens()
         tokenizer = fleet.tokenizer
         if not isinstance(tokenizer, ModelTokenizer):
             return Check(part, True, f"no tokenizer; responses end with the tokens {list(ends)}", "")

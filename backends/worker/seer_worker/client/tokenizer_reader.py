@@ -16,7 +16,7 @@ from seer_host.frames import WireError
 from seer_core.errors import ConfigError, EngineError
 from seer_worker.client.digest import digest_of
 from seer_worker.client.local import LocalLauncher
-from seer_worker.client.process_transport import Launch
+from seer_worker.client.process_client import Launch
 from seer_worker.tokenizer.library import read
 from seer_worker.tokenizer.reading import TokenizerReading
 from seer_worker.wire import ReadTokenizer, TokenizerRead

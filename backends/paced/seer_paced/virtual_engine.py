@@ -1,4 +1,4 @@
-"""The transport to an emulated instance on a virtual clock: exact, repeatable, and without a wait.
+"""An emulated instance on a virtual clock: exact, repeatable, and without a wait.
 
 A step is computed at the moment when it begins, and its results are delivered when it ends, so much later
 as it takes.  What arrives meanwhile takes effect between two steps, as with a worker that reads its socket
@@ -7,32 +7,38 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from seer_host.scratch import Scratch
 from seer_sim.clock import VirtualClock
-from seer_worker.client.engine import InstanceSpec, Peer, WorkerClient
+from seer_worker.client.engine import InstanceSpec, WorkerClient
 from seer_worker.wire import Called, ControlCall, FromWorker, Start, Submit, ToWorker
 
 from seer_core.model import InstanceInfo
 from seer_paced.stepper import Stepper, TurnResult
 
-__all__ = ["VirtualEngine", "VirtualTransport"]
+__all__ = ["VirtualEngine"]
 
 
-class VirtualTransport:
+class VirtualEngine(WorkerClient):
     """Takes turns with an instance that ``make`` returns.
 
     ``first_steps_s`` holds when the first step of each request here began, and ``turn_steps_s`` of each turn,
     by the context before the turn, where an environment answers.
     """
 
-    worker = None
     log = "in the runtime's process"
 
-    def __init__(self, spec: InstanceSpec, clock: VirtualClock, make: Callable[[Start], Stepper]) -> None:
-        self.spec = spec
+    def __init__(
+        self,
+        id: str,
+        spec: InstanceSpec,
+        labels: Mapping[str, str] | None,
+        clock: VirtualClock,
+        make: Callable[[Start], Stepper],
+    ) -> None:
+        super().__init__(id, spec, labels)
         self.first_steps_s: dict[str, float] = {}
         self.turn_steps_s: dict[tuple[str, int], float] = {}
         self.steps = 0
@@ -44,40 +50,37 @@ class VirtualTransport:
         self._clear()
 
     def _clear(self) -> None:
-        self._peer: Peer | None = None
         self._inbox: list[ToWorker] = []
         self._results: Sequence[FromWorker] = ()
         self._turns: dict[str, int] = {}
         self._cancel_timer: Callable[[], None] | None = None
 
-    async def find_place(self, name: str, waiting: Callable[[str], None]) -> None:
+    async def find_place(self, waiting: Callable[[str], None]) -> None:
         """Return: there is always a place in this process."""
 
-    async def open(self, start: Start, peer: Peer) -> InstanceInfo:
+    async def _open(self, start: Start) -> InstanceInfo:
         """Make the instance, which takes some seconds of this process and none of the clock."""
         if self._not_before_s > self._clock.now():
             await self._clock.sleep_until(self._not_before_s)
         self._scratch = Scratch("seer-paced-")
         self._stepper = self._make(msgspec.structs.replace(start, scratch=str(self._scratch.path)))
-        self._peer = peer
         return self._stepper.info
 
-    def send(self, message: ToWorker) -> None:
+    def _carry(self, message: ToWorker) -> None:
         """Hand a message to the next step, which begins now if none is under way."""
-        if self._peer is not None:
-            self._inbox.append(message)
-            if isinstance(message, Submit) and message.job.turns:
-                self._turns[message.job.request_id] = message.job.context_tokens
-            if self._cancel_timer is None:
-                self._begin_later()
+        self._inbox.append(message)
+        if isinstance(message, Submit) and message.job.turns:
+            self._turns[message.job.request_id] = message.job.context_tokens
+        if self._cancel_timer is None:
+            self._begin_later()
 
-    async def call(self, message: ControlCall) -> Called:
+    async def _ask(self, message: ControlCall) -> Called:
         """Hand over a control message and return the answer, at no cost in time."""
         self._inbox.append(message)
         [answer] = [each for each in self._turn(step=False).answers if isinstance(each, Called)]
         return answer
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         """Drop everything."""
         self._stop_timer()
         self._clear()
@@ -90,12 +93,11 @@ class VirtualTransport:
 
     def kill(self, reason: str, down_s: float = 0.0) -> None:
         """Die now if alive, and start again no sooner than ``down_s`` later."""
-        peer = self._peer
-        if peer is not None:
+        if self._up:
             self._stop_timer()
             self._clear()
             self._not_before_s = self._clock.now() + down_s
-            peer.lost(reason)
+            self._lost(reason)
             self._clock.settle()
 
     def _stop_timer(self) -> None:
@@ -135,27 +137,5 @@ class VirtualTransport:
         return self._stepper.turn(self._clock.now(), inbox, step=step)
 
     def _deliver(self, messages: Sequence[FromWorker]) -> None:
-        peer = self._peer
-        assert peer is not None
         for message in messages:
-            peer.receive(message)
-
-
-class VirtualEngine(WorkerClient):
-    """An instance on a virtual clock, with what the laboratory asks of it besides."""
-
-    transport: VirtualTransport
-
-    @property
-    def first_steps_s(self) -> dict[str, float]:
-        """When the first step of each request here began."""
-        return self.transport.first_steps_s
-
-    @property
-    def turn_steps_s(self) -> dict[tuple[str, int], float]:
-        """When the first step of each turn here began, by request and the context before the turn."""
-        return self.transport.turn_steps_s
-
-    def kill(self, reason: str, down_s: float = 0.0) -> None:
-        """Die now if alive, and start again no sooner than ``down_s`` later."""
-        self.transport.kill(reason, down_s)
+            self._receive(message)

@@ -1,4 +1,4 @@
-"""The transport to a worker in a process of its own: a socket, time limits, and how the process ended."""
+"""An instance in a process of its own: a stream of messages, time limits, and how the process ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seer_core.errors import EngineError, NoPlaceError
 from seer_core.model import InstanceInfo
 from seer_core.ports.launcher import Launcher
 from seer_worker.client import measurements
-from seer_worker.client.engine import InstanceSpec, Peer, WorkerClient
+from seer_worker.client.engine import InstanceSpec, WorkerClient
 from seer_worker.client.local import LocalLauncher
 from seer_worker.client.running_worker import RunningWorker, TemporaryWorker
 from seer_worker.wire import (
@@ -33,7 +33,7 @@ from seer_worker.wire import (
     UpdateWeights,
 )
 
-__all__ = ["Launch", "ProcessTransport", "process_client"]
+__all__ = ["Launch", "ProcessClient"]
 
 LOSS_GRACE_S = 2.0
 LONGEST_TURN_S = 1.0
@@ -61,18 +61,13 @@ class Launch(InstanceSpec):
     interpreter: str = sys.executable
 
 
-def process_client(id: str, launch: Launch, labels: Mapping[str, str] | None = None) -> WorkerClient:
-    """Return an instance in a worker process, not yet started."""
-    return WorkerClient(id, ProcessTransport(launch), labels)
+class ProcessClient(WorkerClient):
+    """An instance whose worker a launcher starts, as ``spec`` says; it has not been started yet."""
 
+    spec: Launch
 
-class ProcessTransport:
-    """Carries the messages of a worker that ``launch`` starts."""
-
-    def __init__(self, launch: Launch) -> None:
-        self.spec = launch
-        self.worker: RunningWorker | None = None
-        self._peer: Peer | None = None
+    def __init__(self, id: str, spec: Launch, labels: Mapping[str, str] | None = None) -> None:
+        super().__init__(id, spec, labels)
         self._listener: asyncio.Task[None] | None = None
         self._calls: deque[asyncio.Future[Called]] = deque()
         self._busy_since_s = 0.0
@@ -83,13 +78,12 @@ class ProcessTransport:
         """Where the worker's log is."""
         return "" if self.worker is None else self.worker.log
 
-    async def open(self, start: Start, peer: Peer) -> InstanceInfo:
-        """Launch a worker and wait until it is ready.
+    async def find_place(self, waiting: Callable[[str], None]) -> None:
+        """Wait until the launcher has a place for the worker."""
+        await self.spec.launcher.find_place(self.id, waiting)
 
-        Raises:
-            EngineError: it died while it started, or took longer than ``start_timeout_s``.
-        """
-        launch, id = self.spec, start.instance_id
+    async def _open(self, start: Start) -> InstanceInfo:
+        launch, id = self.spec, self.id
         ready_by_s = asyncio.get_running_loop().time() + launch.start_timeout_s
         try:
             async with asyncio.timeout_at(ready_by_s):
@@ -106,14 +100,14 @@ class ProcessTransport:
         except TimeoutError as error:
             limit = f"start_timeout_s = {launch.start_timeout_s:g}"
             raise EngineError(f"instance {id!r} did not start: not launched after {limit}") from error
-        self.worker, self._peer = worker, peer
+        self.worker = worker
         try:
             like = launch.interpreter, launch.environment, start
             here = isinstance(launch.launcher, LocalLauncher)
             measured = measurements.recall(*like) if here else None
             worker.send(msgspec.structs.replace(start, scratch=worker.scratch, measured=measured))
             async with asyncio.timeout_at(ready_by_s):
-                ready = await self._ready(worker, peer)
+                ready = await self._ready(worker)
         except (EOFError, WireError, TimeoutError) as error:
             self._keeps_log = True
             how = await worker.end(LOSS_GRACE_S if isinstance(error, EOFError) else 0)
@@ -131,36 +125,31 @@ class ProcessTransport:
             raise
         if here:
             measurements.keep(*like, ready.measured)
-        self._listener = asyncio.create_task(self._listen(worker, peer))
+        self._listener = asyncio.create_task(self._listen(worker))
         return ready.info
 
-    async def find_place(self, name: str, waiting: Callable[[str], None]) -> None:
-        """Wait until the launcher has a place for the worker."""
-        await self.spec.launcher.find_place(name, waiting)
-
-    def send(self, message: ToWorker) -> None:
+    def _carry(self, message: ToWorker) -> None:
         """Send a message at the end of this turn of the event loop."""
         if self.worker is not None:
-            assert self._peer is not None
-            if isinstance(message, Submit) and len(self._peer.chunks) == 1:
+            if isinstance(message, Submit) and len(self._chunks) == 1:
                 self._busy_since_s = monotonic()
             self.worker.send(message)
 
-    async def call(self, message: ControlCall) -> Called:
-        """Send a control message and wait for its answer; answers come in order."""
+    async def _ask(self, message: ControlCall) -> Called:
         worker = self.worker
         assert worker is not None
         if not isinstance(message, UpdateWeights):
-            return await self._call(message, worker)
+            return await self._answer(message, worker)
         try:
             async with worker.bring_weights(message.source) as source:
                 if self.worker is not worker:
                     return Called("it was lost while the weights were brought to it")
-                return await self._call(msgspec.structs.replace(message, source=source), worker)
+                return await self._answer(msgspec.structs.replace(message, source=source), worker)
         except EngineError as error:
             return Called(str(error))
 
-    async def _call(self, message: ControlCall, worker: RunningWorker) -> Called:
+    async def _answer(self, message: ControlCall, worker: RunningWorker) -> Called:
+        """Send a control message and wait for its answer; answers come in order."""
         limit_s = self.spec.control_timeout_s
         call: asyncio.Future[Called] = asyncio.get_running_loop().create_future()
         self._calls.append(call)
@@ -176,7 +165,7 @@ class ProcessTransport:
                 await asyncio.wait({listener})  # which reports the loss first
             return Called(f"no answer after {limit_s:g} s; the instance was ended")
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         """End the worker and all it started, within ``stop_timeout_s`` and a few seconds more."""
         listener, self._listener = self._listener, None
         if listener is not None:
@@ -190,25 +179,25 @@ class ProcessTransport:
             if not self._keeps_log:
                 worker.discard_log()
 
-    async def _ready(self, worker: RunningWorker, peer: Peer) -> Ready:
+    async def _ready(self, worker: RunningWorker) -> Ready:
         ready = None
         while ready is None:
             for message in await worker.receive():
                 if isinstance(message, Ready):
                     ready = message
                 else:
-                    self._deliver(message, peer)
+                    self._deliver(message)
         return ready
 
-    async def _listen(self, worker: RunningWorker, peer: Peer) -> None:
+    async def _listen(self, worker: RunningWorker) -> None:
         """Deliver messages until the worker is gone, and then its loss, once."""
         notice = None
         if isinstance(worker, TemporaryWorker):
-            notice = asyncio.create_task(_pass_notice(worker, peer))
+            notice = asyncio.create_task(self._pass_notice(worker))
         try:
             while True:
-                for message in await self._receive(worker, peer):
-                    self._deliver(message, peer)
+                for message in await self._next(worker):
+                    self._deliver(message)
         except EOFError as error:
             reason = _with_flaw(await worker.end(LOSS_GRACE_S), error)
         except WireError as error:
@@ -216,7 +205,7 @@ class ProcessTransport:
             reason = f"its worker sent no message of Seer's: {error}"
         except TimeoutError:
             await worker.end()
-            limit_s, chunks = self.spec.silence_timeout_s, len(peer.chunks)
+            limit_s, chunks = self.spec.silence_timeout_s, len(self._chunks)
             reason = f"silent for silence_timeout_s = {limit_s:g} with {chunks} chunks"
         finally:
             if notice is not None:
@@ -224,9 +213,9 @@ class ProcessTransport:
         self._keeps_log = True
         self.worker = self._listener = None
         self._fail_calls(reason)
-        peer.lost(reason)
+        self._lost(reason)
 
-    async def _receive(self, worker: RunningWorker, peer: Peer) -> list[FromWorker]:
+    async def _next(self, worker: RunningWorker) -> list[FromWorker]:
         """Wait for the next messages.
 
         Only time in which the worker has chunks, and in which this loop would have received something, is
@@ -246,31 +235,32 @@ class ProcessTransport:
                 async with asyncio.timeout(turn_s if silent_s < silence_s else 0):
                     return await worker.receive()
             except TimeoutError:
-                if not peer.chunks or worker.received_bytes != received:
+                if not self._chunks or worker.received_bytes != received:
                     silent_s = 0.0
                 elif silent_s >= silence_s:
                     raise
                 elif monotonic() - begun_s < 2 * turn_s:
                     silent_s += monotonic() - max(begun_s, self._busy_since_s)
 
-    def _deliver(self, message: FromWorker, peer: Peer) -> None:
+    def _deliver(self, message: FromWorker) -> None:
         if isinstance(message, Called):
             call = self._calls.popleft()
             if not call.done():
                 call.set_result(message)
             return
         self._keeps_log |= isinstance(message, Degraded)
-        peer.receive(message)
+        self._receive(message)
+
+    async def _pass_notice(self, worker: TemporaryWorker) -> None:
+        reason = await worker.leaving()
+        if self._sink is not None:
+            self._sink.leaving(self.id, reason)
 
     def _fail_calls(self, reason: str) -> None:
         while self._calls:
             call = self._calls.popleft()
             if not call.done():
                 call.set_result(Called(reason))
-
-
-async def _pass_notice(worker: TemporaryWorker, peer: Peer) -> None:
-    peer.leaving(await worker.leaving())
 
 
 def _with_flaw(how: str, error: EOFError) -> str:
