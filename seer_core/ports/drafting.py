@@ -271,7 +271,7 @@ class Drafter(Protocol):
         ...
 
     def shares(self) -> bool:
-        """Return whether sources ``record_acceptance`` what siblings write on other instances; always the
+        """Return whether sources use what siblings write on other instances; always the
         same answer.
         """
         ...
