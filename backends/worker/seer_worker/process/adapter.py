@@ -122,7 +122,7 @@ class DraftControl(Protocol):
     """Paths of a draft that the engine verifies at once."""
 
     def attach(self, spec: SourceSpec, host: DraftContext) -> None:
-        """Make the source; ``host.report`` is left for the control to fill in."""
+        """Make the source; the control itself fills in how it reports failures."""
         ...
 
     def add_sibling_tokens(self, text: SiblingTokens) -> None:
