@@ -33,9 +33,11 @@ facts = {
 from seer_worker.sampling.selftest import check_keyed
 from seer_worker.wire import Start
 from seer_sglang.instance import SglangAdapter
+from seer_worker.process.worker import Worker
 
-instance = SglangAdapter(Start("", "sglang-0", json.loads(sys.argv[1]), ""))
-check_keyed(instance)
+start = Start("", "sglang-0", json.loads(sys.argv[1]), "")
+worker = Worker(print, SglangAdapter(start), start)
+check_keyed(worker)
 children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
 facts["late"] = [name for name in sys.modules if name not in there]
 facts["leaders"] = {
@@ -43,7 +45,7 @@ facts["leaders"] = {
 }
 print(json.dumps(facts))
 sys.stdout.flush()
-instance.close()
+worker.close()
 os._exit(0)
 """
 

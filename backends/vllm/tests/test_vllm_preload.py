@@ -47,15 +47,15 @@ facts = {
 def start(scratch):
     os.mkdir(scratch)
     torch.set_num_threads(1)  # two that wait for a CPU spin
-    from seer_worker.process.loader import ImportedClass
     from seer_worker.process.adapter import ADAPTER
+    from seer_worker.process.worker import Worker
     from seer_worker.sampling.selftest import check_keyed
     from seer_worker.wire import Start
 
     before, commands = set(sys.modules), []
     sys.addaudithook(lambda event, given: event == "subprocess.Popen" and commands.append(given[0]))
-    instance = ADAPTER.load(path)(Start(path, "vllm-0", arguments, scratch))
-    check_keyed(instance)
+    asked = Start(path, "vllm-0", arguments, scratch)
+    check_keyed(Worker(print, ADAPTER.load(path)(asked), asked))
     return {"imported": sorted(set(sys.modules) - before), "commands": commands}
 
 for number in range(2):
