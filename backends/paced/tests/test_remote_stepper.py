@@ -9,12 +9,12 @@ from seer_paced.remote_stepper import RemoteStepper, serve
 from seer_paced.script import Script, ScriptError
 from seer_paced.stepper import LocalStepper
 from seer_sim.lengths import Lengths
-from seer_worker.wire import AbortChunk, Failed, Finished, Start, Submit, Telemetry
+from seer_worker.process.adapter import EndedChunk
+from seer_worker.wire import AbortChunk, Failed, Start, Submit, Telemetry
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo, Sampling
-from seer_core.model.arrays import Logprobs, Tokens
-from seer_core.ports.engine import ChunkJob, ChunkOutput
+from seer_core.ports.engine import ChunkJob
 
 BOUND_S = 120.0
 """For what comes at once, unless a library that another test loaded holds Python up."""
@@ -29,11 +29,12 @@ class OneByOne:
         self.info = InstanceInfo("i", 1024, 16, 4, 512, 1)
         self._clock, self._script, self._chunks = clock, script, {}
 
-    def submit(self, job):
+    def submit(self, job, salt):
         self._chunks[job.id] = job, self._script.tokens_of(job)
 
-    def abort(self, job_id):
-        del self._chunks[job_id]
+    def abort(self, job_ids):
+        for job_id in job_ids:
+            del self._chunks[job_id]
 
     def step(self):
         self._clock.begin_step()
@@ -42,9 +43,8 @@ class OneByOne:
         if job.request_id == "bad/0":
             raise RuntimeError("it broke")
         self._clock.admit([job.request_id])
-        tokens = Tokens(scripted.token_ids)
-        logprobs = Logprobs([-1.0] * len(tokens))
-        return [Finished(ChunkOutput(job.id, tokens, logprobs, scripted.end is not None, 0, 3, 8, 0, 0))]
+        tokens = scripted.token_ids
+        return [EndedChunk(job.id, tokens, [-1.0] * len(tokens), stopped=scripted.end is not None)]
 
     def telemetry(self):
         return Telemetry(len(self._chunks), 0, 0.5)
@@ -77,7 +77,7 @@ def alarms():
 @pytest.fixture
 def remote(script, monkeypatch, alarms):
     def make(start, sent):
-        return LocalStepper(lambda clock: OneByOne(clock, sent), 1.0)
+        return LocalStepper(lambda clock: OneByOne(clock, sent), start, 1.0)
 
     monkeypatch.setattr(remote_stepper, "_make", make)
     ours, theirs = socket.socketpair()
@@ -96,7 +96,7 @@ def remote(script, monkeypatch, alarms):
 
 
 def test_turns_are_those_of_a_stepper_here(remote, script):
-    here = LocalStepper(lambda clock: OneByOne(clock, script), 1.0)
+    here = LocalStepper(lambda clock: OneByOne(clock, script), START, 1.0)
     assert remote.info == here.info
     turns = [
         (0.0, [Submit(job("g/0")), Submit(job("g/1", 1)), Submit(job("g/2", 2)), AbortChunk("g/1")], True),
