@@ -91,7 +91,7 @@ class Emulation:
 
 
 class EmulatedSteps:
-    """What an adapter does otherwise if its steps are emulated: a base that is named before the engine's."""
+    """A base, named before an engine's adapter, that does otherwise where steps are emulated."""
 
     emulated = True
     clock: Callable[[], float] | None = None

@@ -1,4 +1,4 @@
-"""What running chunks have written, sent piece by piece while their responses are read."""
+"""Pieces of running chunks, sent while their responses are read."""
 
 from __future__ import annotations
 
