@@ -16,7 +16,7 @@ from seer_core.ports.engine import ChunkOutput
 
 
 class Instance:
-    """A worker and its engine in one.  Answers by the number of tokens before; the second time it finds KV, which may be bad."""
+    """Answers by the number of tokens before; the second time it finds KV, which may be bad."""
 
     def __init__(self, off=0.0, capacity=1000):
         self.info = InstanceInfo("toy", capacity, 16, 4, 1000)
