@@ -156,6 +156,12 @@ class RemoteInstance:
         self._version = 0
         self._label = ""
         self._asleep = False
+        self._doubted: asyncio.Task[None] | None = None
+        """Finds out whether the server is that of before; answers wait for it."""
+        self._unsure = False
+        """Whether it may have been started anew since it had chunks."""
+        self._fingerprint = ""
+        """Of its weights, when they were last looked at."""
         self._levels: dict[str, Exactness] = {}
         self._tests: dict[str, asyncio.Task[None]] = {}
         self._figures = ServerFigures()
@@ -198,7 +204,7 @@ class RemoteInstance:
             self._raw = await reports_raw(self._try, facts.vocab_size)
             level = await self._level_of(self._siblings.sampling)
             await self._measure(facts)
-            self._version = 0
+            self._version, self._fingerprint, self._unsure = 0, "", False
             if not self._siblings.version:  # or else the runtime looks, by ``update_weights``
                 _, flaw = await self._look(0)
                 if flaw:
@@ -324,9 +330,10 @@ class RemoteInstance:
 
     async def _down(self) -> None:
         self._sink = None
-        others = (each for each in (self._watching, self._ender) if each is not None)
+        own = self._watching, self._ender, self._doubted
+        others = (each for each in own if each is not None)
         tasks = [*self._jobs.values(), *self._dropped, *self._tests.values(), *others, *self.seer.leave()]
-        self._watching = self._ender = None
+        self._watching = self._ender = self._doubted = None
         for table in (self._jobs, self._names, self._ending, self._whole):
             table.clear()
         tasks = [each for each in tasks if each is not asyncio.current_task()]
@@ -365,6 +372,7 @@ class RemoteInstance:
             step_s=self._figures.step_s,
             fetch_s_per_token=self._fetch_s,
             kv_kind="shared" if self._fetch_s is not None else "",
+            overcommits=True,
         )
 
     # Figures.
@@ -461,16 +469,56 @@ class RemoteInstance:
         marks = await look(self._try, self._facts.vocab_size, self.address, self._noise)
         self._label = marks.label
         fingerprint, flaw = self._siblings.mark(version, marks)
+        self._fingerprint, self._unsure = fingerprint, False
         if flaw:
             log.warning("weights_differ", instance=self.id, version=version, flaw=flaw)
         await self.seer.share_as(fingerprint)
         return fingerprint, flaw
+
+    def _doubt(self, reason: str) -> None:
+        """Look at its weights again: a server that breaks off may have been started anew, with others."""
+        if self._sink is not None and self._doubted is None:
+            self._doubted = asyncio.create_task(self._look_again(reason))
+
+    async def _look_again(self, reason: str) -> None:
+        before = self._fingerprint
+        try:
+            for tried in range(1, TRIES + 1):
+                try:
+                    fingerprint, flaw = await self._look(self._version)
+                except (Unreachable, RefusedCall) as error:
+                    if tried == TRIES or not await self.dialect.healthy():
+                        self._lost(reason)
+                        return
+                    reason = str(error)
+                    await asyncio.sleep(AGAIN_S)
+                else:
+                    if fingerprint != before:
+                        self._lost(f"its weights have changed: {flaw or fingerprint}")
+                    return
+        except (Malformed, EngineError) as error:
+            self._lost(str(error))
+        finally:
+            self._doubted = None
+
+    async def _certain(self) -> None:
+        """Wait until it is sure that the server is that of before.
+
+        Raises:
+            Unreachable: it is not, and the instance is lost.
+        """
+        if (doubted := self._doubted) is not None:
+            await asyncio.wait([doubted])
+            if self._sink is None:
+                raise Unreachable("it is not that of before")
 
     # Chunks.
 
     def submit(self, job: ChunkJob) -> None:
         """Send a chunk."""
         if self._sink is not None and self._facts is not None:
+            if self._unsure:
+                self._doubt("it does not answer any more")
             if is_whole(job, self._facts.whole_controls):
                 self._whole.add(job.id)
             self._jobs[job.id] = asyncio.create_task(self._answer(job))
@@ -553,6 +601,7 @@ class RemoteInstance:
             most = 1 if job.id in self._ending else job.max_tokens
             name = self._names[job.id] = self._name()
             written = await self._persist(name, job, most, seed)
+            await self._certain()
             if written.token_ids and not (written.ended == "abort" and job.id in self._whole):
                 return self._output(job, written)
             if written.ended == "stop":
@@ -564,12 +613,15 @@ class RemoteInstance:
         for tried in range(1, TRIES + 1):
             try:
                 return await self._send(name, job, job.token_ids, most, seed)
-            except Unreachable:
+            except Unreachable as error:
+                self._doubt(str(error))
                 if tried == TRIES or not await self.dialect.healthy():
                     raise
             except RefusedCall as error:
-                if error.status >= 500 and not await self.dialect.healthy():
-                    raise Unreachable(str(error)) from error
+                if error.status >= 500:
+                    self._doubt(str(error))
+                    if not await self.dialect.healthy():
+                        raise Unreachable(str(error)) from error
                 if tried == TRIES or error.status not in OVERLOADED:
                     raise
             await asyncio.sleep(AGAIN_S * 4 ** (tried - 1))
@@ -726,6 +778,7 @@ class RemoteInstance:
                 await self.seer.flush()
             except (Unreachable, RefusedCall, Malformed) as error:
                 misses += 1
+                self._unsure = True
                 if misses > 1 and not await self.dialect.healthy():
                     self._lost(f"it does not answer any more: {error}")
                     return
@@ -734,6 +787,9 @@ class RemoteInstance:
             sink = self._sink
             if sink is None:
                 return
+            self._unsure |= (load.written or 0.0) < (written or 0.0)
+            if self._unsure and self._jobs:
+                self._doubt("it does not answer any more")
             sink.reported(
                 InstanceReported(
                     self.id,

@@ -509,3 +509,57 @@ def test_no_server_at_all_is_named(fleet_of, fake):
 def test_a_server_that_hides_its_kv_is_refused(fake, fleet_of):
     assert "set kv_tokens" in refusal(fleet_of(fake(kv=False)))
     asyncio.run(roll_out(fleet_of(fake(kv=False), kv_tokens=4096)))
+
+
+def test_kv_of_servers_is_overcommitted(fake, fleet_of):
+    class Silent:
+        def reported(self, report):
+            pass
+
+    async def play():
+        [engine] = fleet_of(fake()).engines
+        info = await engine.start(Silent())
+        await engine.stop()
+        return info
+
+    assert asyncio.run(play()).overcommits
+
+
+def test_a_server_that_starts_anew_with_other_weights_in_mid_chunk_writes_no_token(fake, fleet_of):
+    one, two = fake(), fake()
+    whole = responses(asyncio.run(roll_out(fleet_of(one, two))))
+    struck = []
+
+    async def before(body):
+        if len(body["token_ids"]) == 4 and not struck:
+            struck.append(True)
+            two.weights = 5
+            raise ConnectionResetError  # as of a process that ended, and another began at once
+
+    fleet = fleet_of(one, two)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            two.before = before
+            return await runtime.rollout(runtime.groups(PROMPTS)).wait()
+
+    result = asyncio.run(play())
+    assert struck
+    assert responses(result) == whole
+    assert result.summary.instances_lost == 1
+
+
+def test_a_server_that_has_written_less_than_before_is_looked_at_again(fake, fleet_of):
+    one, two = fake(), fake()
+    whole = responses(asyncio.run(roll_out(fleet_of(one, two))))
+
+    async def play():
+        async with runtime_of(fleet_of(one, two)) as runtime:
+            await asyncio.sleep(0.2)
+            two.written, two.weights = 0, 5
+            await aeventually(lambda: runtime._fleet.engines["remote-1"]._unsure)
+            return await runtime.rollout(runtime.groups(PROMPTS)).wait()
+
+    result = asyncio.run(play())
+    assert responses(result) == whole
+    assert result.summary.instances_lost == 1
