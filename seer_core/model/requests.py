@@ -265,6 +265,8 @@ class InstanceInfo(msgspec.Struct, frozen=True, dict=True):
     """The node within which its KV is fetched; empty where the pool spans nodes."""
     ends_early: bool = False
     """Whether it ends chunks that may end early before it preempts any."""
+    overcommits: bool = False
+    """Whether less than whole chunks should be reserved there, although it preempts where KV runs short."""
     metrics_address: str = ""
     """The address at which its engine's own figures are served for Prometheus; empty where none are."""
     end_token_ids: tuple[int, ...] = ()

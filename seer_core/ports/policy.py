@@ -124,8 +124,8 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     """A placer's choice with its reason, in a word, which the trace keeps.
 
     ``reserved_tokens``: KV is reserved for so many of the chunk's tokens, 1 at least, and the chunk may end
-    early where KV runs short all the same.  An instance that does not ``ends_early`` preempts then.  None
-    reserves KV for all of them.
+    early where KV runs short all the same.  An instance that does not ``ends_early`` preempts then, so
+    take less than all only where it ``overcommits``.  None reserves KV for all of them.
     """
 
     instance: InstanceStatus

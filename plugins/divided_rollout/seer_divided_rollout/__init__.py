@@ -42,8 +42,9 @@ class Settings(Struct, frozen=True):
     """Another instance takes a request only if this many chunks stay free there for each request in flight.
     """
     reserved_share: Annotated[float, Meta(gt=0, le=1)] = RESERVED_SHARE
-    """The part of each chunk for which KV is reserved, on engines that end a chunk early where KV runs short.
-    Other engines would preempt, so whole chunks are reserved there, as everywhere with 1.
+    """The part of each chunk for which KV is reserved, on engines that end a chunk early where KV runs short,
+    and on servers that run already. Other engines would preempt, so whole chunks are reserved there, as
+    everywhere with 1.
     """
     scorers: Mapping[str, Weight] = {}
     """The weights of reasons for an instance beside its free KV: of ``speed``, which has 1 without an entry,

@@ -47,6 +47,9 @@ standard deviation of a uniform distribution is 1 / sqrt(12)).  A margin of thre
 """
 
 
+FORGET_CHOICES = 256
+"""An instance that counts as slow, and has stood idle for so many choices of others, is measured anew."""
+
 PAYS = 2.0
 """A move to a faster instance has to save so many times as much time as it costs, for both are estimates."""
 
@@ -61,6 +64,10 @@ def free_kv(request: Request, instance: InstanceStatus, home: InstanceStatus | N
 def move(request: Request, instance: InstanceStatus, home: InstanceStatus | None) -> float:
     """Scorer: minus all KV of the home, where a move from there costs a prefill, and less where it does."""
     return 0.0 if home is None else -instance.info.move_cost_from(home.info) * home.info.kv_capacity_tokens
+
+
+def _reserves_part(instance: InstanceStatus) -> bool:
+    return instance.info.ends_early or instance.info.overcommits
 
 
 @attrs.define(eq=False)
@@ -88,12 +95,12 @@ class KvAware(Placer):
     instance with a higher sum.
 
     The filter: a chunk is let in where ``reserved_share`` of it fits, if the instance ends chunks early where
-    KV runs short all the same.  Elsewhere it has to fit whole.  A request whose KV is not there is let in
-    only if, for each request in flight there, ``growth_headroom`` chunks like its own stay free: an instance
-    filled to the brim has no room for anyone's next chunk, so all would have to move.  Both this and how far
-    loads may be apart hold for moves that prefill everything again; where instances share KV they shrink to
-    what a move costs there, as a share of that (``InstanceInfo.move_cost_from``).  Among equals the least
-    recently chosen wins.
+    KV runs short all the same, or overcommits.  Elsewhere it has to fit whole.  A request whose KV is not
+    there is let in only if, for each request in flight there, ``growth_headroom`` chunks like its own stay
+    free: an instance filled to the brim has no room for anyone's next chunk, so all would have to move.  Both
+    this and how far loads may be apart hold for moves that prefill everything again; where instances share KV
+    they shrink to what a move costs there, as a share of that (``InstanceInfo.move_cost_from``).  Among
+    equals the least recently chosen wins.
 
     Instances of another domain, which is a kind or a node that no pool spans, share no KV with the request's
     own (``InstanceInfo.kv_domain``).  So such a move costs a whole prefill.  It is made only if it leaves by
@@ -106,7 +113,8 @@ class KvAware(Placer):
 
     Half the speed (``PaceMeter``, to the nearest power of two) counts as much as all KV in use: a slower
     instance gets a request only where no faster one lets it in, and the request leaves when one does, if what
-    it has still to write there saves ``PAYS`` times as much time as its KV costs.
+    it has still to write there saves ``PAYS`` times as much time as its KV costs.  What is measured of a slow
+    instance that stands idle is forgotten in the end, so one that was slow for a while works again.
 
     For each domain and speed a heap of keys is kept up to date lazily, so a decision costs O(log n) over n
     instances; with further scorers it costs O(n log n).
@@ -214,6 +222,8 @@ class KvAware(Placer):
         has so much less free that they are too far ``apart``.  With one instance the reason is ``only``.
         """
         home = self._by_id.get(request.instance)
+        if self._uneven and request.instance is None:
+            self._forget_idle()
         emptiest = self._emptiest(home, request, chunk_tokens)
         if emptiest is None:
             return None
@@ -231,13 +241,13 @@ class KvAware(Placer):
         if ranked.pace.is_ready:
             self._sent = request
         reserved = None
-        if best.info.ends_early and self.reserved_share != 1:
+        if _reserves_part(best) and self.reserved_share != 1:
             reserved = ceil(self.reserved_share * chunk_tokens)
         return Placement(best, "only" if len(self._instances) == 1 else why, reserved)
 
     def _footprint(self, instance: InstanceStatus, request: Request, chunk_tokens: int) -> int:
         """Return the KV tokens that such a chunk adds to what is reserved there."""
-        if instance.info.ends_early:
+        if _reserves_part(instance):
             chunk_tokens = ceil(self.reserved_share * chunk_tokens)
         return instance.footprint(request, chunk_tokens)
 
@@ -321,6 +331,19 @@ class KvAware(Placer):
     def speed(self, request: Request, instance: InstanceStatus, home: InstanceStatus | None) -> int:
         """Scorer: minus all KV of the instance for each halving of its speed beside the others."""
         return -self._halvings(instance) * instance.info.kv_capacity_tokens
+
+    def _forget_idle(self) -> None:
+        """Forget the pace of slow instances that stood idle too long: other times may have come there."""
+        for (_, halvings), heap in list(self._heaps.items()):
+            key = self._top(heap) if halvings > 0 else None
+            if key is None:
+                continue
+            ranked = key[3]  # the emptiest of its speed
+            if ranked.instance.running or self._choices - ranked.chosen < FORGET_CHOICES:
+                continue
+            self._meter.lose(ranked.pace)
+            ranked.pace = MeasuredPace()
+            self.pace_changed(ranked.instance)
 
     def _halvings(self, instance: InstanceStatus) -> int:
         return self._instances[instance.seq].halvings

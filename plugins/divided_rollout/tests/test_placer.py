@@ -11,6 +11,7 @@ import seer_divided_rollout
 from hypothesis import given, settings
 from seer_divided_rollout import KvAware, Settings
 from seer_divided_rollout.clients import other_clients
+from seer_divided_rollout.placer import FORGET_CHOICES
 
 from seer_core.errors import ConfigError
 from seer_core.model import GroupContext, InstanceInfo, InstanceStatus, Request
@@ -141,7 +142,7 @@ class Pool:
         self.chunks = []
         self.seen = 0
 
-    def start(self, name, kv=256, block=1, slots=8, kind="", reach="", ends_early=False):
+    def start(self, name, kv=256, block=1, slots=8, kind="", reach="", ends_early=False, overcommits=False):
         info = InstanceInfo(
             name,
             kv,
@@ -154,6 +155,7 @@ class Pool:
             kv_kind=kind,
             kv_reach=reach,
             ends_early=ends_early,
+            overcommits=overcommits,
         )
         instance = InstanceStatus(info, self.seen)
         self.seen += 1
@@ -647,8 +649,9 @@ def test_settings_out_of_range_are_rejected(table):
         msgspec.convert(table, Settings)
 
 
-def test_half_of_a_chunk_is_reserved_where_chunks_end_early_and_all_of_it_elsewhere(pool):
-    a = pool.start("a", kv=10 + CHUNK // 2, ends_early=True)
+@pytest.mark.parametrize("how", ["ends_early", "overcommits"])
+def test_half_of_a_chunk_is_reserved_where_chunks_end_early_or_kv_is_overcommitted(pool, how):
+    a = pool.start("a", kv=10 + CHUNK // 2, **{how: True})
     b = pool.start("b", kv=10 + CHUNK // 2)
     choice = pool.placer.place(pool.request(), CHUNK, pool.instances)
     assert (choice.instance, choice.reserved_tokens) == (a, CHUNK // 2)
@@ -656,6 +659,27 @@ def test_half_of_a_chunk_is_reserved_where_chunks_end_early_and_all_of_it_elsewh
     assert pool.placer.place(pool.request(), CHUNK, pool.instances) is None
     choice = pool.placer.place(pool.request(), CHUNK // 2, pool.instances)
     assert (choice.instance, choice.reserved_tokens) == (b, None)
+
+
+def test_a_slow_instance_that_stood_idle_for_long_is_measured_anew_with_the_next_new_request(pool):
+    a, b = pool.start("a"), pool.start("b")
+    pool.slow(b, 4.0)
+    home = pool.request()
+    for _ in range(FORGET_CHOICES):
+        assert pool.place(home) is a
+        pool.end(pool.chunks[-1])
+    assert pool.place(home) is a
+    assert pool.place(pool.request()) is b
+    assert pool.placer.pace_of(b).slowness == 1.0
+
+
+def test_a_slow_instance_that_works_stays_slow(pool):
+    a, b = pool.start("a"), pool.start("b")
+    pool.slow(b, 4.0)
+    pool.load(b, 1, 10)
+    for _ in range(FORGET_CHOICES + 1):
+        assert pool.place(pool.request()) is a
+        pool.end(pool.chunks[-1])
 
 
 @pytest.mark.parametrize(
