@@ -43,6 +43,7 @@ CASES = (
     "driver_scale",
     "draft_step",
     "served_drafts",
+    "remote",
     "server_agents",
     "gpu_reports",
 )

