@@ -56,7 +56,7 @@ class PromptGroup(msgspec.Struct, frozen=True):
     sampling: Sampling = Sampling()
     """How tokens are drawn."""
     seed: int = 0
-    """The group's seed, from which each response's own follows."""
+    """The group's seed, from which each response's own follows, unless ``seeds`` has them."""
     metadata: Mapping[str, Any] = {}
     """The user's own data, which comes back with each completion."""
     known_lengths: tuple[int, ...] | None = None
@@ -85,6 +85,12 @@ class PromptGroup(msgspec.Struct, frozen=True):
     """Further fields for an engine that takes some, such as images or an adapter: they go to it unread with
     each chunk.
     """
+    seeds: tuple[int, ...] = ()
+    """The seed of each response; empty where they follow from the group's."""
+
+    def seed_of(self, index: int) -> int:
+        """Return the seed with which the tokens of response ``index`` are drawn."""
+        return self.seeds[index] if self.seeds else request_seed(self.seed, index)
 
 
 def request_seed(group_seed: int, index: int) -> int:

@@ -59,8 +59,11 @@ def problem_of(group: PromptGroup, model: ModelInfo) -> str | None:
         )
     if group.timeout_s is not None and not 0 < group.timeout_s < math.inf:
         return f"timeout_s is {group.timeout_s}; it must be a number above 0"
-    if not 0 <= group.seed <= MOST_SEED:
-        return f"seed is {quote(group.seed)}; it must be 0 to 2^63 - 1"
+    if group.seeds and len(group.seeds) != group.n:
+        return f"it gives {len(group.seeds):,} seeds; give one for each of {group.n:,} responses"
+    for seed in (group.seed, *group.seeds):
+        if not 0 <= seed <= MOST_SEED:
+            return f"seed is {quote(seed)}; it must be 0 to 2^63 - 1"
     if len(group.labels) > MOST_LABELS:
         return f"it has {len(group.labels)} labels; it may have {MOST_LABELS}"
     for name, value in group.labels.items():

@@ -11,7 +11,7 @@ import attrs
 import msgspec
 
 from seer_core.errors import PluginError, TransitionError, WeightVersionError
-from seer_core.model import ChunkRecord, Completion, PromptGroup, Sampling, TurnRecord, request_seed
+from seer_core.model import ChunkRecord, Completion, PromptGroup, Sampling, TurnRecord
 from seer_core.model.arrays import LEAST_LOGPROB, Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.events import (
     ChunkFailed,
@@ -186,7 +186,7 @@ class Transcripts:
                     shared.resume(f"{group.id}/earlier-{number}", token_ids)
         for index in range(group.n):
             request_id = f"{group.id}/{index}"
-            transcript = Transcript(siblings, index, request_seed(group.seed, index))
+            transcript = Transcript(siblings, index, group.seed_of(index))
             if group.sampling.top_logprobs:
                 transcript.top_logprobs = TopLogprobs(group.sampling.top_logprobs)
             self._open[request_id] = transcript

@@ -56,6 +56,8 @@ class PromptRecord(SamplingChoice, frozen=True, forbid_unknown_fields=True, omit
     """The most tokens of each response, prompt excluded."""
     seed: Annotated[int, Meta(ge=0, le=MOST_SEED)] | None = None
     """The group's seed. Without it one is derived from the run's seed, the iteration and the group's id."""
+    seeds: Annotated[tuple[Annotated[int, Meta(ge=0, le=MOST_SEED)], ...], Meta(min_length=1)] | None = None
+    """The seed of each response, in place of the group's from which they follow otherwise."""
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
     """The user's own data, which comes back with each completion."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
@@ -220,6 +222,8 @@ class _Maker:
                 f"[rollout].max_tokens is {self.defaults.max_tokens}, but the model takes"
                 f" {self.model.max_model_tokens} tokens, prompt included; lower it"
             )
+        if record.seed is not None and record.seeds is not None:
+            raise PromptError("give seed or seeds, and not both")
         token_ids = tuple(_token_ids(record, self.tokenizer, self.model.max_model_tokens))
         group = PromptGroup(
             id="unnamed" if record.group_id is None else record.group_id,
@@ -233,13 +237,19 @@ class _Maker:
             trajectories=record.trajectories or (),
             family=record.family or "",
             attachments=record.attachments,
+            seeds=record.seeds or (),
         )
         problem = problem_of(group, self.model)
         if problem is not None:
             raise PromptError(problem)
         group_id = self._name(group.prompt_token_ids) if record.group_id is None else record.group_id
-        seed = _seed(self.seed, self.iteration, group_id) if record.seed is None else record.seed
-        return msgspec.structs.replace(group, id=group_id, seed=seed)
+        return msgspec.structs.replace(group, id=group_id, seed=self._group_seed(record, group_id))
+
+    def _group_seed(self, record: PromptRecord, group_id: str) -> int:
+        """Return the group's seed; 0 where it is not read."""
+        if record.seeds is not None:
+            return 0
+        return _seed(self.seed, self.iteration, group_id) if record.seed is None else record.seed
 
     def _sampling(self, record: PromptRecord) -> Sampling:
         fields = record.sampling_over(self.defaults)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from seer_session.prompts import make_groups, read_prompts
 
 from seer_core.errors import ConfigError, PromptError
-from seer_core.model import PromptGroup, Sampling
+from seer_core.model import PromptGroup, Sampling, request_seed
 from seer_core.plugins.config import RolloutTable
 from seer_core.ports.engine import ModelInfo
 from seer_core.runtime.groups import problem_of
@@ -92,6 +92,14 @@ def test_another_iteration_has_other_seeds_but_for_those_that_lines_give(write_p
     assert read(path).groups == rounds[0]
 
 
+def test_a_line_may_give_the_seed_of_each_response(write_prompts):
+    path = write_prompts({"prompt": "a", "seeds": [5, 5, 9], "n": 3}, {"prompt": "a"})
+    first, second = read(path, iteration=4).groups
+    assert [first.seed_of(index) for index in range(3)] == [5, 5, 9]
+    assert first == read(path, seed=1).groups[0]
+    assert [second.seed_of(index) for index in range(2)] == [request_seed(second.seed, i) for i in range(2)]
+
+
 def test_the_prompt_itself_names_a_group_wherever_its_line_stands(write_prompts):
     lines = [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c", "n": 3, "metadata": {"answer": 1}}]
     first = read(write_prompts(*lines)).groups
@@ -162,6 +170,9 @@ def test_a_byte_order_mark_is_no_matter(write_prompts):
         ({"prompt": "a", "temperature": -0.1}, "temperature: expected `float` >= 0.0"),
         ({"prompt": "a", "top_p": 0}, "top_p: expected `float` > 0.0"),
         ({"prompt": "a", "seed": -1}, "seed: expected `int` >= 0"),
+        ({"prompt": "a", "seeds": []}, "seeds: expected `array` of length >= 1"),
+        ({"prompt": "a", "seeds": [1]}, "it gives 1 seeds; give one for each of 2 responses"),
+        ({"prompt": "a", "seeds": [1, 2], "seed": 1}, "give seed or seeds, and not both"),
         ({"prompt": "a", "n": 2**64}, "n: expected `int` <= 65536"),
         ({"prompt": "a", "top_k": 2**64}, "top_k: expected `int` <= 2147483647"),
         ({"prompt": "a", "top_k": -1}, "top_k: expected `int` >= 0"),
@@ -271,6 +282,8 @@ def test_records_of_a_script_are_held_to_the_same(write_prompts):
         ({"sampling": Sampling(top_p=0)}, "top_p is 0"),
         ({"sampling": Sampling(top_k=2**64)}, "top_k is 18446744073709551616"),
         ({"seed": 2**63}, "seed is 9223372036854775808"),
+        ({"seeds": (1, 2**63)}, "seed is 9223372036854775808"),
+        ({"seeds": (1, 2, 3)}, "it gives 3 seeds; give one for each of 2 responses"),
         ({"attachments": {"image": "a"}}, "attachments are not supported by this engine"),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from aiohttp import web
+from seer_remote.instance import RemoteInstance
 from seer_server import make_app
 from seer_server import servers as control_calls
 from seer_session.runtime import Runtime
@@ -333,6 +334,39 @@ def test_a_request_ends_by_its_own_id_with_what_it_has(front):
         found = long.result().json()
         assert found["request_id"] == "generate-tokens-mine"
         assert found["choices"][0]["finish_reason"] == "abort"
+
+
+def alone(owner, seed):
+    """Return what a server by itself writes with a seed."""
+    how = {"max_tokens": 32, "seed": seed, "temperature": 1.0, "top_k": 0, "logprobs": 0}
+    body = {"token_ids": PROMPT, "sampling_params": how}
+    answer = httpx.post(f"{owner.server.url}/inference/v1/generate", json=body, timeout=PATIENCE_S)
+    return tokens(answer)
+
+
+def test_the_responses_to_a_prompt_have_the_seeds_that_a_server_alone_gives_them(front, monkeypatch):
+    served, owners = front()
+    in_vllm = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 32, "seed": 7, "n": 3}}
+    how = {"max_new_tokens": 32, "sampling_seed": 7, "n": 3}
+    in_sglang = {"input_ids": PROMPT, "sampling_params": how}
+    in_openai = {"prompt": [PROMPT, PROMPT], "max_tokens": 32, "seed": 7, "n": 3, "return_token_ids": True}
+
+    def found(path, body):
+        answer = call(served, path, body).json()
+        return [each["token_ids"] for each in answer["choices"]]
+
+    with served:
+        counted = [alone(owners[0], seed) for seed in (7, 8, 9)]
+        assert found("/inference/v1/generate", in_vllm) == counted
+        assert [each["output_ids"] for each in call(served, "/generate", in_sglang).json()] == counted[:1] * 3
+        assert found("/v1/completions", in_openai) == counted * 2
+        in_vllm["sampling_params"]["seed"] = 2**63 - 1
+        refused = call(served, "/inference/v1/generate", in_vllm)
+        assert (refused.status_code, "seeds[1]: expected" in refused.text) == (400, True)
+        monkeypatch.setattr(RemoteInstance, "kind", "sglang")
+        assert found("/v1/completions", in_openai) == counted[:1] * 6
+        del in_openai["seed"]
+        assert len({tuple(each) for each in found("/v1/completions", in_openai)}) == 6
 
 
 def test_sglang_s_form_has_the_same_tokens(front):

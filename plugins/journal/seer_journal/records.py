@@ -75,6 +75,8 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     """The tokens that end a response; none where they are not known."""
     attachments: str = ""
     """Stands for the prompt's fields for the engine; empty without any."""
+    seeds: tuple[int, ...] = ()
+    """The seed of each response; empty where they follow from the group's."""
 
     @classmethod
     def of(
@@ -98,6 +100,7 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag="b"):
             group.turns,
             end_token_ids,
             _digest(group.attachments),
+            group.seeds,
         )
 
 
@@ -115,6 +118,7 @@ TITLES = {
     "fingerprints": "weights' fingerprint",
     "turns": "answers by an environment",
     "end_token_ids": "tokens that end a response",
+    "seeds": "list of seeds",
 }
 """How a user calls what is not called so in a prompts file."""
 

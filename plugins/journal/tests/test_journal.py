@@ -161,6 +161,7 @@ def test_long_journals_are_several_files(tmp_path):
     ("change", "message"),
     [
         ({"seed": 6}, "group 'a': its seed was 5 and is 6 now"),
+        ({"seeds": (1, 2)}, r"its list of seeds was \(\) and is \(1, 2\) now"),
         ({"n": 3}, "its n was 2 and is 3 now"),
         ({"max_tokens": 7}, "its max_tokens was 6 and is 7 now"),
         ({"prompt_token_ids": (1, 2)}, "its prompt was 3 other tokens and is 2 other tokens now"),

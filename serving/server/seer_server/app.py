@@ -274,14 +274,14 @@ class _Service:
         """Answer tokens with tokens, as vLLM's server does, at their end or as a stream."""
         asked = parse_tokens(await read_body(request), attaches=self.calls.attaches("vllm"))
         return await self._roll_out(
-            request, asked.completion(), TokensAnswer(asked, self._model, self._tokenizer)
+            request, asked.completion(), TokensAnswer(asked, self._model, self._tokenizer), "vllm"
         )
 
     async def sglang_generate(self, request: Request) -> Response:
         """Answer in the form of SGLang's server, at the end or as a stream."""
         asked = parse_sglang(await read_body(request), attaches=self.calls.attaches("sglang"))
         answer = SglangAnswer(asked, self._model, self._tokenizer)
-        return await self._roll_out(request, asked.completion(), answer)
+        return await self._roll_out(request, asked.completion(), answer, "sglang")
 
     async def abort_requests(self, request: Request) -> Response:
         """Abort requests by their ids, or all without any, as at vLLM's server."""
@@ -342,13 +342,17 @@ class _Service:
         if form is not None and "structured_outputs" in self.broker.runtime.model.controls:
             await self.forms.require(form, field)
 
-    async def _roll_out(self, request: Request, asked: GenerationRequest, answer: Answer) -> Response:
+    async def _roll_out(
+        self, request: Request, asked: GenerationRequest, answer: Answer, form: str = ""
+    ) -> Response:
         asked = await self._with_adapter(asked)
         asked = _with_headers(asked, request.headers)
         asked, reader = await self._reader(asked)
         turn = turn_of(asked.trajectory, asked.group, request.headers)
         name = answer.id if turn is not None else asked.group or answer.id
         wanted = records(asked, name, self.broker.runtime.model.controls)
+        if asked.seed is not None and (seeds := self.calls.seeds(asked.seed, asked.n, form)) is not None:
+            wanted = [{**each, "seed": None, "seeds": seeds} for each in wanted]
         skip = skipped_tokens(asked, len(wanted) * asked.n)
         if self.calls.held:
             await unless_disconnected(request, self.calls.free())

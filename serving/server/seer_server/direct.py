@@ -16,7 +16,7 @@ from seer_host.text import text_before_stop
 from seer_session.runtime import Runtime
 
 from seer_core.errors import EngineError
-from seer_core.model import Completion, PromptGroup, request_seed
+from seer_core.model import Completion, PromptGroup
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.model.chunks import ChunkJob, ChunkOutput
 from seer_core.model.requests import ChunkRecord
@@ -126,7 +126,7 @@ class DirectWriter:
         logprobs: Sequence[float],
     ) -> Completion:
         runtime, request_id = self._runtime(), f"{group.id}/{index}"
-        seed, context = request_seed(group.seed, index), [*group.prompt_token_ids, *tokens]
+        seed, context = group.seed_of(index), [*group.prompt_token_ids, *tokens]
         how, began_s = group.sampling, runtime.clock.now()
         if how.top_logprobs or how.prompt_logprobs is not None:
             tokens = logprobs = ()  # those of the tokens so far are not at hand

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from seer_core.errors import PromptError, printable
-from seer_core.model import SamplingChoice, StructuredOutputs
+from seer_core.model import MOST_RESPONSES, SamplingChoice, StructuredOutputs
 from seer_core.model.sampling import CONTROLS, MOST_TOP_LOGPROBS
 from seer_server.tools import Tool, ToolChoice, tool_choice_of
 from seer_server.unsupported_fields import IN_CHATS, IN_COMPLETIONS, FieldError, own_fields
@@ -98,12 +98,12 @@ class GenerationRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True,
 
     model: str | None = None
     """The name of the model that is served; it may be left out."""
-    n: Annotated[int, Meta(ge=1)] = 1
+    n: Annotated[int, Meta(ge=1, le=MOST_RESPONSES)] = 1
     """How many responses are wanted for each prompt."""
     max_tokens: int | None = None
     """The most tokens of each response."""
     seed: int | None = None
-    """The group's seed."""
+    """The group's seed. In front of servers the responses have the seeds that a server alone gives them."""
     response_format: ResponseFormat | None = None
     """The form of the answer, as OpenAI has it."""
     stream: bool | None = None

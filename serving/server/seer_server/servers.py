@@ -216,6 +216,17 @@ class ControlCalls:
         """The name by which servers serve the model; empty where there are none."""
         return next((each.served_model for each in self.servers if each.served_model), "")
 
+    def seeds(self, seed: int, n: int, form: str = "") -> list[int] | None:
+        """Return the seeds that a server alone would give ``n`` responses; None where engines are Seer's.
+
+        The server is one of the kind that a request's ``form`` is of; without one, as these are.
+        """
+        servers = self.servers
+        if not servers:
+            return None
+        kind = form or servers[0].kind
+        return [seed + index for index in range(n)] if kind == "vllm" else [seed] * n
+
     def attaches(self, kind: str) -> bool:
         """Return whether fields that Seer does not have can go to servers of a kind unread."""
         servers = self.servers if self.broker.runtime.model.takes_attachments else []

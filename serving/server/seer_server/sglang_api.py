@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from seer_core.model import StructuredOutputs
+from seer_core.model import MOST_RESPONSES, StructuredOutputs
 from seer_core.model.sampling import MOST_TOP_LOGPROBS
 from seer_core.ports.engine import Tokenizer
 from seer_server.answers import Answer, Part
@@ -50,7 +50,7 @@ Form = str | None
 class SglangSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Sampling parameters, by SGLang's names; an absent one has SGLang's default."""
 
-    n: Annotated[int, Meta(ge=1)] = 1
+    n: Annotated[int, Meta(ge=1, le=MOST_RESPONSES)] = 1
     """How many responses are wanted for each prompt."""
     max_new_tokens: int = MOST_NEW_TOKENS
     """The most tokens of each response."""
@@ -79,7 +79,7 @@ class SglangSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ignore_eos: bool = False
     """Whether the response goes on after the model's end token."""
     sampling_seed: int | None = None
-    """The group's seed."""
+    """The group's seed. In front of servers all responses have it, as at a server of SGLang's."""
     json_schema: Form = None
     """The form of the response: JSON after a schema."""
     regex: Form = None

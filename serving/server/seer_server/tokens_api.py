@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from seer_core.model import SamplingChoice
+from seer_core.model import MOST_RESPONSES, SamplingChoice
 from seer_core.model.arrays import LEAST_LOGPROB
 from seer_core.model.sampling import MOST_TOP_LOGPROBS
 from seer_core.ports.engine import Tokenizer
@@ -49,12 +49,12 @@ OF_TEXT = dict.fromkeys(("detokenize", "skip_special_tokens", "spaces_between_sp
 class TokensSampling(SamplingChoice, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Sampling parameters, by vLLM's names."""
 
-    n: Annotated[int, Meta(ge=1)] = 1
+    n: Annotated[int, Meta(ge=1, le=MOST_RESPONSES)] = 1
     """How many responses are wanted."""
     max_tokens: int | None = None
     """The most tokens of each response."""
     seed: int | None = None
-    """The group's seed."""
+    """The group's seed. In front of servers the responses have this, the next, and so on, as at vLLM's."""
     logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
     """Log-probs of the sampled tokens, and from 2 on of the most probable ones in the place of each, so many
     with the sampled one.
