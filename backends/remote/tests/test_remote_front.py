@@ -163,6 +163,15 @@ def test_a_call_reaches_every_server_and_the_answers_become_one(front):
         assert ("/reset_prefix_cache", "reset_external=true", None) in each.calls
 
 
+def test_servers_make_tokens_of_texts_and_images_in_turn(front):
+    served, owners = front()
+    path = "/v1/chat/completions/render"
+    with served:
+        for _ in range(2):
+            assert call(served, path, {"messages": []}).json() == {"message": path}
+    assert [each.calls for each in owners] == [[(path, "", {"messages": []})]] * 2
+
+
 def test_nothing_is_passed_on_where_one_server_lacks_the_call(front):
     served, owners = front()
     owners[1].lacks.add("/pause")

@@ -90,6 +90,7 @@ class Effect(Enum):
     """The effect of a call on the responses that are under way."""
 
     NONE = "none on responses"
+    ONE = "none on responses; one server answers, each in turn"
     CACHES = "chunks under way end"
     PAUSE = "chunks under way end, and none is sent"
     RESUME = "chunks are sent again"
@@ -142,6 +143,10 @@ CONTROL_CALLS: dict[str, ControlCall] = {
     "/sleep": ControlCall("POST", Effect.SLEEP),
     "/start_weight_update": ControlCall("POST", Effect.BEGIN),
     "/update_weights": ControlCall("POST", Effect.WEIGHTS),
+    "/v1/chat/completions/derender": ControlCall("POST", Effect.ONE),
+    "/v1/chat/completions/render": ControlCall("POST", Effect.ONE),
+    "/v1/completions/derender": ControlCall("POST", Effect.ONE),
+    "/v1/completions/render": ControlCall("POST", Effect.ONE),
     "/v1/load_lora_adapter": ControlCall("POST", Effect.NONE),
     "/v1/unload_lora_adapter": ControlCall("POST", Effect.NONE),
     "/wake_up": ControlCall("POST", Effect.WAKE),
@@ -256,11 +261,13 @@ class ControlCalls:
             await self._free.wait()
 
     async def handle(self, request: Request) -> Response:
-        """Pass a control call on to all servers, in the order in which calls come."""
+        """Pass a control call on to the servers, in the order in which calls come."""
         path = request.url.path
         call = CONTROL_CALLS[path]
         if not self.servers:
             raise Refused(404, f"the engines are Seer's own, and have no {path}; see /v1/state and /v1/sleep")
+        if call.effect is Effect.ONE:
+            return await self.pass_on(request)
         body = await _read(request)
         query = request.url.query
         async with self._turn:
@@ -281,7 +288,7 @@ class ControlCalls:
             return answer
 
     async def pass_on(self, request: Request) -> Response:
-        """Pass any other request on to the next server, and its answer back, both untouched."""
+        """Pass a request on to the next server, and its answer back, both untouched."""
         body = await _read(request)
         servers = self.servers
         query = request.url.query
