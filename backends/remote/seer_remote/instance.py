@@ -192,6 +192,7 @@ class RemoteInstance:
             EngineError: it does not serve what the others do, or less exactly than is required.
         """
         await self._down()
+        self._turns += 1  # marks of the weights are looked at with nothing cached, if it shares no KV
         await self._siblings.ready()
         self._connection.open()
         try:
@@ -200,7 +201,6 @@ class RemoteInstance:
             self._levels.clear()
             self._tests.clear()
             await self.seer.attach(sink)
-            self.dialect.names_jobs = self.seer.attached
             self._raw = await reports_raw(self._try, facts.vocab_size)
             level = await self._level_of(self._siblings.sampling)
             await self._measure(facts)
@@ -278,8 +278,6 @@ class RemoteInstance:
 
     async def stop(self) -> None:
         """Leave the server alone; it goes on."""
-        if self._sink is not None:
-            self._turns += 1  # where KV is shared it stays: marks of the weights are looked at again
         await self.seer.detach()
         await self.close_calls()
         await self._down()
@@ -466,7 +464,10 @@ class RemoteInstance:
     async def _look(self, version: int) -> tuple[str, str]:
         """Note the marks of the server's weights; return as ``SiblingServers.mark``."""
         assert self._facts is not None
-        marks = await look(self._try, self._facts.vocab_size, self.address, self._noise)
+        try:
+            marks = await look(self._try, self._facts.vocab_size, self.address, self._noise)
+        finally:
+            self.seer.forget(TESTS)
         self._label = marks.label
         fingerprint, flaw = self._siblings.mark(version, marks)
         self._fingerprint, self._unsure = fingerprint, False
@@ -632,6 +633,7 @@ class RemoteInstance:
         self, name: str, job: ChunkJob, tokens: Sequence[int], most: int, seed: int | None
     ) -> ServerChunk:
         assert self._facts is not None
+        self.dialect.names_jobs = self.seer.attached
         written = await self.dialect.write(name, job, tokens, most, seed, self._salt)
         return checked(written, most, self._facts.vocab_size)
 

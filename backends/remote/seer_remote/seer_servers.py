@@ -44,6 +44,8 @@ __all__ = ["SeerServer"]
 
 log = structlog.get_logger("seer")
 
+ATTACH_S = 600.0
+"""A server that attaches makes a store and times its model, whatever that takes."""
 LEAVE_S = 5.0
 ROUTES = "`pip install seer-vllm` beside vLLM and start it with VLLM_PLUGINS=seer in its environment"
 
@@ -105,7 +107,7 @@ class SeerServer:
         self._driver = token_hex(8)
         self._queue.clear()
         host = urlsplit(self._connection.url).hostname or LOOPBACK
-        self._answer = await self._send([Attach(self._id, host, self._spec, source)])
+        self._answer = await self._send([Attach(self._id, host, self._spec, source)], ATTACH_S)
         if self._answer.rejection is not None:
             raise EngineError(f"{self._at} refuses: {self._answer.rejection}")
         self.attached = True
@@ -129,13 +131,12 @@ class SeerServer:
 
     def push(self, text: SiblingTokens) -> None:
         """Send what a response has written on another instance."""
-        if self.attached and self.shares_text:
+        if self.shares_text:
             self._put(AddText.of(text))
 
     def forget(self, group_id: str) -> None:
         """Let it drop a group that is over."""
-        if self.attached:
-            self._put(ForgetGroup(group_id))
+        self._put(ForgetGroup(group_id))
 
     def describe(self, info: InstanceInfo) -> InstanceInfo:
         """Return the info with what the placer needs of shared KV."""
@@ -206,6 +207,8 @@ class SeerServer:
             ) from error
 
     def _put(self, message: Any) -> None:
+        if not self.attached:
+            return
         self._queue.append(message)
         if self._sender is None or self._sender.done():
             self._sender = asyncio.create_task(self._drain())
@@ -225,11 +228,18 @@ class SeerServer:
                 return
 
     async def _send(self, more: list[Any], limit_s: float = 60.0) -> ServedAnswer:
-        """Send what waits and ``more``, after all that was sent before."""
+        """Send what waits and ``more``, after all that was sent before.
+
+        What gets no answer may have been obeyed: texts are not sent again, the ends of groups are.
+        """
         async with self._sending:
             messages, self._queue = [*self._queue, *more], []
             call = msgspec.to_builtins(ServedCall(self._driver, messages))
-            return read(ServedAnswer, await self._connection.post(CALL, call, limit_s), CALL)
+            try:
+                return read(ServedAnswer, await self._connection.post(CALL, call, limit_s), CALL)
+            except (Unreachable, RefusedCall):
+                self._queue[:0] = [each for each in messages if isinstance(each, ForgetGroup)]
+                raise
 
     def _note(self, note: Mapping[str, int]) -> None:
         self._put(PoolMessage(dict(note)))

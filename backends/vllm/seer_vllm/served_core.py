@@ -88,7 +88,7 @@ class ServedEngine:
         return ServedInfo(
             seer_version(),
             node_name(),
-            os.environ.get(KEYED_SERVER, "") in ("1", "true"),
+            _keyed(),
             "second" if config.use_v2_model_runner else "first",
             None if kv_lack else self._described(0.0),
             kv_lack,
@@ -114,6 +114,8 @@ class ServedEngine:
         speculative = config.speculative_config
         if config.parallel_config.data_parallel_size > 1:
             return "it does not draft for Seer with data_parallel_size above 1"
+        if not _keyed():
+            return f"start it with {KEYED_SERVER}=1 in its environment"
         if second:
             drafts = os.environ.get(GROUPED_DRAFTS, "") in ("1", "true")
             if not drafts or speculative is None or speculative.method != "ngram_gpu":
@@ -180,10 +182,14 @@ class ServedEngine:
             EngineError: it lacks what was asked for, or cannot make it.
         """
         self._detach()
-        if message.store is not None:
-            self._attach_store(message, message.store)
-        if message.source is not None:
-            self._attach_source(message, message.source)
+        try:
+            if message.store is not None:
+                self._attach_store(message, message.store)
+            if message.source is not None:
+                self._attach_source(message, message.source)
+        except Exception:
+            self._detach()
+            raise
 
     def _detach(self) -> None:
         self._driver = ""
@@ -235,8 +241,8 @@ class ServedEngine:
         )
         # Otherwise vLLM pads a request with drafts of no meaning, beyond the end of its chunk.
         scheduler.dynamic_sd_lookup = [most] * (scheduler.max_num_running_reqs + 1)
+        self._rpc("seer_draft", "attach", spec, context)
         self._drafts = True
-        self._draft("attach", spec, context)
 
     def _measure(self) -> float:
         """Return the seconds to copy a token's KV out and in: twice those of reading it."""
@@ -273,6 +279,10 @@ class ServedEngine:
         if self._connector is not None and self._connector.shares:
             log.info("kv_not_shared", why="the server's weights may have changed")
             self._connector.share(None)
+
+
+def _keyed() -> bool:
+    return os.environ.get(KEYED_SERVER, "") in ("1", "true")
 
 
 def _expect_plugin(path: str) -> None:

@@ -39,7 +39,8 @@ FLAG = (
 class KeyChain:
     """The hashes of a request's tokens, each of which stands for all tokens before its end, too."""
 
-    root: bytes
+    root: bytes | None
+    """None: the request shares nothing."""
     keys: list[bytes] = attrs.field(factory=list)
 
 
@@ -63,8 +64,8 @@ class SeerConnector(StoreConnector):
     """A ``StoreConnector`` whose keys are the same on all servers that ``share`` by one name.
 
     vLLM's own keys begin at random on each server, and with the salt of a request; these begin at the name,
-    which is of a model and of a version of its weights.  A request keeps its beginning: one that has run
-    under two names shares nothing.
+    which is of a model and of a version of its weights.  A request keeps the name under which it was let in
+    first: once that is another, or if there was none, it shares nothing.
     """
 
     saves_aborted = True
@@ -96,15 +97,12 @@ class SeerConnector(StoreConnector):
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """See ``StoreConnector``; nothing is loaded for other clients' requests."""
-        job = self._job(request)
-        if job:
-            self._stats.setdefault(request.request_id, ServedStats(request=request))
-        if self._root is None or not job:
-            self._chains.pop(request.request_id, None)
+        if not self._job(request):
             return 0, False
-        chain = self._chains.get(request.request_id)
-        if chain is None or chain.root != self._root:
-            self._chains[request.request_id] = KeyChain(self._root)
+        self._stats.setdefault(request.request_id, ServedStats(request=request))
+        chain = self._chains.setdefault(request.request_id, KeyChain(self._root))
+        if chain.root is None or chain.root != self._root:
+            return 0, False
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(
@@ -157,7 +155,7 @@ class SeerConnector(StoreConnector):
 
     def _keys(self, request: Request) -> Sequence[bytes]:
         chain = self._chains.get(request.request_id)
-        if chain is None or chain.root != self._root:
+        if chain is None or chain.root is None or chain.root != self._root:
             return ()
         keys, size = chain.keys, self.groups.hash_tokens
         tokens = request.all_token_ids

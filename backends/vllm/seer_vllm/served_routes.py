@@ -27,7 +27,7 @@ class SeerRoutes:
     def __init__(self) -> None:
         self._engine: Any = None
         self._tokens: list[bytes] = []
-        self._lease: asyncio.TimerHandle | None = None
+        self._leases: dict[str, asyncio.TimerHandle] = {}
         self._leaving: set[asyncio.Task[Response]] = set()
 
     def attach_router(self, app: FastAPI) -> None:
@@ -61,11 +61,12 @@ class SeerRoutes:
 
     def _renew(self, driver: str) -> None:
         """Leave this runtime once it has not called for long."""
-        if self._lease is not None:
-            self._lease.cancel()
-        self._lease = asyncio.get_running_loop().call_later(LEASE_S, self._leave, driver)
+        if driver in self._leases:
+            self._leases[driver].cancel()
+        self._leases[driver] = asyncio.get_running_loop().call_later(LEASE_S, self._leave, driver)
 
     def _leave(self, driver: str) -> None:
+        del self._leases[driver]
         body = msgspec.json.encode(ServedCall(driver, [Detach()])).decode()
         task = asyncio.ensure_future(self._ask("seer_call", body))
         self._leaving.add(task)
