@@ -115,8 +115,8 @@ def serve_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
 
 
 @pytest.fixture(scope="module")
-def pair(serve_vllm: Callable[..., ServerProcess], models: tuple[Path, Path]) -> list[ServerProcess]:
-    """Two servers that sample by key, and share KV and draft for runs that want it."""
+def serve_seer(serve_vllm: Callable[..., ServerProcess]) -> Callable[..., ServerProcess]:
+    """Return a function that starts a server that samples by key, and shares KV and drafts on demand."""
     kv = {
         "kv_connector": "SeerConnector",
         "kv_connector_module_path": "seer_vllm.served_kv",
@@ -128,9 +128,22 @@ def pair(serve_vllm: Callable[..., ServerProcess], models: tuple[Path, Path]) ->
         "num_speculative_tokens": 8,
     }
     flags = ["--enable-scale-out", "--enable-prompt-tokens-details"]
-    flags += ["--kv-transfer-config", json.dumps(kv), "--speculative-config", json.dumps(drafts)]
-    variables = {"SEER_KEYED_SAMPLING": "1", "VLLM_PLUGINS": "seer", "VLLM_SERVER_DEV_MODE": "1"}
-    servers = [serve_vllm(models[0], *flags, **variables) for _ in range(2)]
+    flags += ["--kv-transfer-config", json.dumps(kv)]
+    seer = {"SEER_KEYED_SAMPLING": "1", "VLLM_PLUGINS": "seer", "VLLM_SERVER_DEV_MODE": "1"}
+
+    def serve(
+        model: Path, *more: str, drafted: dict[str, Any] | None = drafts, **variables: Any
+    ) -> ServerProcess:
+        spec = [] if drafted is None else ["--speculative-config", json.dumps(drafted)]
+        return serve_vllm(model, *flags, *spec, *more, **seer, **variables)
+
+    return serve
+
+
+@pytest.fixture(scope="module")
+def pair(serve_seer: Callable[..., ServerProcess], models: tuple[Path, Path]) -> list[ServerProcess]:
+    """Two servers that sample by key, and share KV and draft for runs that want it."""
+    servers = [serve_seer(models[0]) for _ in range(2)]
     for server in servers:
         server.await_ready()
     return servers

@@ -12,7 +12,9 @@ from seer_grouped_spec.plugin import seer_make_drafter
 from seer_kv_local import LocalPool
 from seer_session import Session
 from seer_testing import EngineContract
+from seer_testing.families import FAMILIES, VOCABULARY, write_family
 
+from backends.tests.families import TOKENIZER
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
 from seer_core.plugins.hookspecs import Startup
@@ -41,8 +43,8 @@ PROMPTS = [
 PLAIN = [{name: each[name] for name in ("group_id", "prompt", "n")} for each in PROMPTS]
 
 
-@pytest.fixture
-def session_of(tmp_path):
+@pytest.fixture(scope="module")
+def session_of(tmp_path_factory):
     """Return a function that makes a session of an engine's table, in chunks of so many tokens or whole."""
 
     def make(engine, chunk_tokens=None, drafters=(), kv_pool="none", **table):
@@ -60,7 +62,7 @@ def session_of(tmp_path):
         ]
         if chunk_tokens is not None:
             lines += ["[plugin.divided_rollout]", f"chunk_tokens = {chunk_tokens}"]
-        config = tmp_path / f"{engine}-{chunk_tokens}.toml"
+        config = tmp_path_factory.mktemp("session") / "rollout.toml"
         config.write_text("\n".join(lines))
         return Session(config)
 
@@ -111,7 +113,9 @@ class TestVllmServers(EngineContract):
         self.weights = str(models[1])
 
 
-def test_responses_are_those_of_seer_s_own_engine_whole_or_divided(pair, session_of, models):
+@pytest.fixture(scope="module")
+def wanted(session_of, models):
+    """The responses of Seer's own engine."""
     own = session_of(
         "vllm",
         model=str(models[0]),
@@ -121,19 +125,30 @@ def test_responses_are_those_of_seer_s_own_engine_whole_or_divided(pair, session
         block_size=32,
     )
     with own as session:
-        wanted = session.rollout(PROMPTS, 0)
+        return session.rollout(PROMPTS, 0)
+
+
+def expect_the_same(found, wanted):
+    """Compare all that responses consist of."""
+    assert responses(found) == responses(wanted)
+    assert logprobs(found) == pytest.approx(logprobs(wanted), abs=1e-4)
+    assert found.summary.exactness == "exact"
+    assert tops(found) == tops(wanted)
+    assert prompts_of(found) == prompts_of(wanted)
+    assert texts(found) == texts(wanted)
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 20])
+def test_without_pool_and_drafts_responses_are_those_of_seer_s_own_engine(
+    pair, session_of, models, wanted, chunk_tokens
+):
     urls = [server.url for server in pair]
-    for chunk_tokens in (None, 20):
-        with session_of("remote", chunk_tokens, urls=urls) as session:
-            session.update_weights(models[0])
-            found = session.rollout(PROMPTS, 0)
-        assert responses(found) == responses(wanted)
-        assert logprobs(found) == pytest.approx(logprobs(wanted), abs=1e-4)
-        assert found.summary.exactness == "exact"
-        assert tops(found) == tops(wanted)
-        assert prompts_of(found) == prompts_of(wanted)
-        assert texts(found) == texts(wanted)
-    assert found.summary.chunks == 16 * 5 + 4  # those with a stop string are not divided
+    with session_of("remote", chunk_tokens, urls=urls) as session:
+        session.update_weights(models[0])
+        found = session.rollout(PROMPTS, 0)
+    expect_the_same(found, wanted)
+    if chunk_tokens:
+        assert found.summary.chunks == 16 * 5 + 4  # those with a stop string are not divided
 
 
 def counted(server, name):
@@ -144,13 +159,25 @@ def counted(server, name):
 
 
 @pytest.fixture(scope="module")
-def sharing(pair, fleet_of, run_engine, loop):
+def share(fleet_of, run_engine, loop):
+    """Return a function that has servers share a pool of KV, and draft; it returns them and the pool."""
+    pools = []
+
+    def share(*servers, drafts=True):
+        pools.append(LocalPool(64 << 20))
+        loop.run_until_complete(pools[-1].start([f"remote-{i}" for i in range(len(servers))]))
+        source = seer_make_drafter(DraftSettings(), Startup(0, Path())).source() if drafts else None
+        return [run_engine(engine, source, pools[-1]) for engine in fleet_of(*servers).engines], pools[-1]
+
+    yield share
+    for pool in pools:
+        loop.run_until_complete(pool.stop())
+
+
+@pytest.fixture(scope="module")
+def sharing(pair, share):
     """Two servers that share a pool of KV and draft, and the pool."""
-    pool = LocalPool(64 << 20)
-    loop.run_until_complete(pool.start(["remote-0", "remote-1"]))
-    drafter = seer_make_drafter(DraftSettings(), Startup(0, Path()))
-    yield [run_engine(engine, drafter.source(), pool) for engine in fleet_of(*pair).engines], pool
-    loop.run_until_complete(pool.stop())
+    return share(*pair)
 
 
 def test_a_response_that_moves_finds_its_kv_and_is_drafted_with_the_same_tokens(
@@ -190,21 +217,22 @@ def test_no_kv_is_shared_once_a_server_s_weights_may_have_changed(pair, sharing,
     pair[1].call("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(models[0])}})
 
 
-def test_a_run_that_shares_and_drafts_is_as_one_that_does_not(pair, session_of, models):
-    urls = [server.url for server in pair]
-    with session_of("remote", 20, urls=urls) as session:
-        wanted = session.rollout(PROMPTS, 0)
-    with session_of("remote", 20, ["grouped_spec"], kv_pool="local", urls=urls) as session:
-        for _ in range(2):
-            found = session.rollout(PROMPTS, 0)
-            assert responses(found) == responses(wanted)
-            assert not found.summary.degradations
-            assert found.summary.drafted_tokens
+def test_divided_shared_and_drafted_responses_are_those_of_seer_s_own_engine(
+    pair, session_of, models, wanted
+):
+    """Under each control, and under weights that come back."""
+    with session_of("remote", 20, ["grouped_spec"], "local", urls=[each.url for each in pair]) as session:
+        found = session.rollout(PROMPTS, 0)
+        expect_the_same(found, wanted)
+        assert not found.summary.degradations
+        assert found.summary.chunks == 16 * 5 + 4  # those with a stop string are not divided
+        assert found.summary.drafted_tokens
         session.update_weights(models[1])
-        other = session.rollout(PROMPTS, 0)
+        other = session.rollout(PROMPTS[:1], 0)
         session.update_weights(models[0])
-        assert responses(session.rollout(PROMPTS, 0)) == responses(wanted)
-        assert responses(other) != responses(wanted)
+        again = session.rollout(PROMPTS[:1], 0)
+    assert responses(again).items() <= responses(wanted).items()
+    assert all(tokens != responses(wanted)[name] for name, tokens in responses(other).items())
 
 
 def test_a_killed_server_costs_no_response_and_is_taken_in_again(pair, session_of, models):
@@ -272,3 +300,55 @@ def test_a_stock_server_is_refused_by_default_and_serves_a_run_that_requires_les
     assert responses(results[0]) == responses(results[1])
     assert results[0].summary.exactness == "reproducible"
     server.kill()
+
+
+@pytest.mark.long
+def test_a_server_with_the_second_runner_shares_with_one_with_the_first(
+    serve_seer, share, pair, models, prompts, moved
+):
+    """Its kernels run in Triton's interpreter."""
+    server = serve_seer(
+        models[0],
+        "--max-num-seqs=8",
+        "--no-async-scheduling",
+        drafted={"method": "ngram_gpu", "num_speculative_tokens": 8},
+        folders=(Path(__file__).parents[2] / "vllm/tests/interpreter",),
+        SEER_GROUPED_DRAFTS="1",
+        VLLM_USE_V2_MODEL_RUNNER="1",
+    )
+    server.await_ready()
+    (first, second), _ = share(pair[0], server)
+    sampling, tokens = Sampling(1.0, ignore_eos=True), 64
+    wanted = first.whole(prompts(2), sampling, tokens)
+    first.group = second.group = "again"
+    drafted = counted(server, "vllm:spec_decode_num_draft_tokens_total")
+    responses, rounds = moved([first, second], prompts(2), sampling, tokens, 24)
+    assert responses == wanted
+    assert min(output.pool_tokens for outputs in rounds[1:] for output in outputs) >= 32
+    assert sum(output.steps for output in rounds[1]) < 2 * 24
+    assert counted(server, "vllm:spec_decode_num_draft_tokens_total") > drafted
+    server.kill()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["Gemma-3", "Qwen3.5"])
+def test_kv_of_several_kinds_is_shared(serve_seer, share, tmp_path, prompts, moved, family):
+    """Windows, and the states of recurrent layers."""
+    model = write_family(tmp_path, family, 1, TOKENIZER)
+    recurrent = family == "Qwen3.5"
+    more = ["--dtype", FAMILIES[family].dtype, *(["--max-model-len=2048"] if recurrent else [])]
+    drafts = {"drafted": None} if recurrent else {}
+    servers = [serve_seer(model, *more, **drafts) for _ in range(2)]
+    for server in servers:
+        server.await_ready()
+    (a, b), _ = share(*servers, drafts=not recurrent)
+    block = a.info.block_tokens
+    sampling, tokens, chunk = Sampling(1.0, ignore_eos=True), max(3 * block, 130), max(block, 40)
+    texts = [[token % VOCABULARY for token in text][: block + 1] for text in prompts(3, block + 1)]
+    whole = a.whole(texts, sampling, tokens)
+    responses, rounds = moved([a, b], texts, sampling, tokens, chunk)
+    assert responses == whole
+    for outputs in rounds[1:]:
+        assert min(output.pool_tokens for output in outputs) >= block
+    for server in servers:
+        server.kill()
