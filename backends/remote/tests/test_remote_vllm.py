@@ -12,9 +12,7 @@ from seer_grouped_spec.plugin import seer_make_drafter
 from seer_kv_local import LocalPool
 from seer_session import Session
 from seer_testing import EngineContract
-from seer_testing.families import FAMILIES, VOCABULARY, write_family
 
-from backends.tests.families import TOKENIZER
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
 from seer_core.plugins.hookspecs import Startup
@@ -163,10 +161,10 @@ def share(fleet_of, run_engine, loop):
     """Return a function that has servers share a pool of KV, and draft; it returns them and the pool."""
     pools = []
 
-    def share(*servers, drafts=True):
+    def share(*servers):
         pools.append(LocalPool(64 << 20))
         loop.run_until_complete(pools[-1].start([f"remote-{i}" for i in range(len(servers))]))
-        source = seer_make_drafter(DraftSettings(), Startup(0, Path())).source() if drafts else None
+        source = seer_make_drafter(DraftSettings(), Startup(0, Path())).source()
         return [run_engine(engine, source, pools[-1]) for engine in fleet_of(*servers).engines], pools[-1]
 
     yield share
@@ -300,55 +298,3 @@ def test_a_stock_server_is_refused_by_default_and_serves_a_run_that_requires_les
     assert responses(results[0]) == responses(results[1])
     assert results[0].summary.exactness == "reproducible"
     server.kill()
-
-
-@pytest.mark.long
-def test_a_server_with_the_second_runner_shares_with_one_with_the_first(
-    serve_seer, share, pair, models, prompts, moved
-):
-    """Its kernels run in Triton's interpreter."""
-    server = serve_seer(
-        models[0],
-        "--max-num-seqs=8",
-        "--no-async-scheduling",
-        drafted={"method": "ngram_gpu", "num_speculative_tokens": 8},
-        folders=(Path(__file__).parents[2] / "vllm/tests/interpreter",),
-        SEER_GROUPED_DRAFTS="1",
-        VLLM_USE_V2_MODEL_RUNNER="1",
-    )
-    server.await_ready()
-    (first, second), _ = share(pair[0], server)
-    sampling, tokens = Sampling(1.0, ignore_eos=True), 64
-    wanted = first.whole(prompts(2), sampling, tokens)
-    first.group = second.group = "again"
-    drafted = counted(server, "vllm:spec_decode_num_draft_tokens_total")
-    responses, rounds = moved([first, second], prompts(2), sampling, tokens, 24)
-    assert responses == wanted
-    assert min(output.pool_tokens for outputs in rounds[1:] for output in outputs) >= 32
-    assert sum(output.steps for output in rounds[1]) < 2 * 24
-    assert counted(server, "vllm:spec_decode_num_draft_tokens_total") > drafted
-    server.kill()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("family", ["Gemma-3", "Qwen3.5"])
-def test_kv_of_several_kinds_is_shared(serve_seer, share, tmp_path, prompts, moved, family):
-    """Windows, and the states of recurrent layers."""
-    model = write_family(tmp_path, family, 1, TOKENIZER)
-    recurrent = family == "Qwen3.5"
-    more = ["--dtype", FAMILIES[family].dtype, *(["--max-model-len=2048"] if recurrent else [])]
-    drafts = {"drafted": None} if recurrent else {}
-    servers = [serve_seer(model, *more, **drafts) for _ in range(2)]
-    for server in servers:
-        server.await_ready()
-    (a, b), _ = share(*servers, drafts=not recurrent)
-    block = a.info.block_tokens
-    sampling, tokens, chunk = Sampling(1.0, ignore_eos=True), max(3 * block, 130), max(block, 40)
-    texts = [[token % VOCABULARY for token in text][: block + 1] for text in prompts(3, block + 1)]
-    whole = a.whole(texts, sampling, tokens)
-    responses, rounds = moved([a, b], texts, sampling, tokens, chunk)
-    assert responses == whole
-    for outputs in rounds[1:]:
-        assert min(output.pool_tokens for output in outputs) >= block
-    for server in servers:
-        server.kill()
