@@ -45,7 +45,7 @@ __all__ = ["SeerServer"]
 log = structlog.get_logger("seer")
 
 ATTACH_S = 600.0
-"""A server that attaches makes a store and times its model, whatever that takes."""
+"""A server that attaches makes a store and times its model, however long that is."""
 LEAVE_S = 5.0
 ROUTES = "`pip install seer-vllm` beside vLLM and start it with VLLM_PLUGINS=seer in its environment"
 

@@ -113,21 +113,21 @@ def test_a_server_that_another_run_has_taken_goes_on_without_pool_and_drafts(fak
     assert JOB not in server.requests[-1]["sampling_params"].get("extra_args", {})  # it is not the other's
 
 
-def test_a_server_that_fails_at_a_call_hears_of_the_ends_of_groups_again(fake, fleet_of):
-    failed, heard = [], []
+def test_a_server_that_fails_at_a_call_is_sent_the_ends_of_groups_again(fake, fleet_of):
+    failed, sent = [], []
 
     def answer(call):
         ended = [each.group_id for each in call.messages if isinstance(each, ForgetGroup)]
         if "g0" in ended and not failed:
             failed.append(call)
             raise OSError("the answer is lost")
-        heard.extend(ended)
+        sent.extend(ended)
         return attach_answer(call)
 
     result = asyncio.run(roll_out(fleet_of(fake(seer=SEER, answer=answer))))
     assert len(result.completions) == 8
     assert failed
-    assert {"g0", "g1"} <= set(heard)
+    assert {"g0", "g1"} <= set(sent)
 
 
 def test_jobs_are_read_as_they_were_written_and_other_clients_have_none():
