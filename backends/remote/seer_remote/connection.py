@@ -28,6 +28,11 @@ MOST_BYTES = 1 << 30
 """Of an answer: more is none to a chunk."""
 
 
+AT_ONCE = 64
+"""Connections for chunks that are made to a server at a time.  Thousands at once keep a driver so busy that
+each seems to take too long, and a server's own queue of connections is short."""
+
+
 class Unreachable(Exception):
     """The server has not answered, or not to the end."""
 
@@ -43,6 +48,23 @@ class RefusedCall(Exception):
 
 class Malformed(Exception):
     """The server's answer is none to what it was asked."""
+
+
+class PatientConnector(aiohttp.TCPConnector):
+    """Makes few connections at a time for requests without a time limit, which are those for chunks."""
+
+    def __init__(self, trusted: ssl.SSLContext | bool) -> None:
+        super().__init__(limit=0, keepalive_timeout=KEEP_S, ssl=trusted)
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
+    ) -> Any:
+        """Return a connection; the wait for its turn does not count as its making."""
+        if timeout.total is not None:
+            return await super().connect(req, traces, timeout)
+        async with self._turns:
+            return await super().connect(req, traces, timeout)
 
 
 @attrs.define(eq=False)
@@ -68,7 +90,7 @@ class Connection:
             trusted = ssl.create_default_context(cafile=self.ca_file)
         self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {self.token}"} if self.token else {},
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_S, ssl=trusted),
+            connector=PatientConnector(trusted),
         )
 
     async def close(self) -> None:

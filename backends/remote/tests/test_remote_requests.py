@@ -282,7 +282,6 @@ def test_servers_that_share_kv_are_found_out_and_use_one_salt(fake, fleet_of):
     infos = list(together.values())
     assert all(info.fetch_s_per_token is not None for info in infos)
     assert infos[0].kv_domain == infos[1].kv_domain
-    assert infos[0].move_cost_from(infos[1]) < 1 or not infos[0].prefill_s_per_token
     assert len({each["cache_salt"] for each in [*sent(one)[-8:], *sent(two)[-8:]]}) == 1
 
 
