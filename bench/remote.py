@@ -128,6 +128,11 @@ def table(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts)
 
 
+def _complaints(row: Row) -> str:
+    found = row["complaints"]
+    return f"{len(found)}, such as {found[0]}" if found else "none"
+
+
 def _sentence(row: Row) -> str:
     if row["part"] == "faults":
         kinds = ", ".join(f"{count} {name}" for name, count in sorted(row["kinds"].items()))
@@ -136,7 +141,7 @@ def _sentence(row: Row) -> str:
             f" {row['responses']:,} responses:"
             f" {row['lost']} lost, {row['doubled']} twice, {row['wrong']} with a wrong token,"
             f" {row['instances_lost']} losses of servers."
-            f" Complaints: {'; '.join(row['complaints']) or 'none'}."
+            f" Complaints: {_complaints(row)}."
         )
     grown = (row["rss_bytes"] - row["rss_before_bytes"]) / row["in_flight"]
     return (
@@ -165,7 +170,8 @@ def answer(rows: Sequence[Row]) -> str:
         if row["part"] == "faults":
             sentences.append(
                 f"{row['faults']} faults of {SERVERS[row['engine']]}, {row['responses']:,} responses:"
-                f" {row['lost']} lost, {row['doubled']} twice, {row['wrong']} with a wrong token."
+                f" {row['lost']} lost, {row['doubled']} twice, {row['wrong']} with a wrong token;"
+                f" complaints: {len(row['complaints'])}."
             )
         if row["part"] == "scale":
             sentences.append(

@@ -108,7 +108,7 @@ async def _roll(settings: Settings, requests: int, hold: Event, go: Event, held:
                 "rss_bytes": process.memory_info().rss,
             }
             most = {name: max(most[name], value) for name, value in now.items()}
-            if not go.is_set() and (now["in_flight"] == requests or time.monotonic() - began_s > MOST_S):
+            if not go.is_set() and (now["in_flight"] >= requests or time.monotonic() - began_s > MOST_S):
                 sent_s, sent_cpu_s = time.monotonic() - began_s, time.process_time() - before
                 go.set()
         result = waiting.result()

@@ -20,7 +20,7 @@ from seer_core.ports.drafting import Drafter, SiblingTokens, StepTimes
 from seer_core.ports.engine import ChunkJob, ChunkOutput, InstanceSink
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import OWNER, WeightSpec
-from seer_remote.connection import JSON, Connection, Malformed, RefusedCall, Unreachable
+from seer_remote.connection import JSON, UNAUTHORIZED, Connection, Malformed, RefusedCall, Unreachable
 from seer_remote.dialect import Dialect, ServerChunk, ServerFacts, Unsupported, checked, is_whole
 from seer_remote.exactness import (
     LEVELS,
@@ -619,6 +619,8 @@ class RemoteInstance:
                 if tried == TRIES or not await self.dialect.healthy():
                     raise
             except RefusedCall as error:
+                if error.status == UNAUTHORIZED:  # of the server, and no fault of this chunk
+                    raise Unreachable(str(error)) from error
                 if error.status >= 500:
                     self._doubt(str(error))
                     if not await self.dialect.healthy():

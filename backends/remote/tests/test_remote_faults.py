@@ -563,3 +563,18 @@ def test_a_server_that_has_written_less_than_before_is_looked_at_again(fake, fle
     result = asyncio.run(play())
     assert responses(result) == whole
     assert result.summary.instances_lost == 1
+
+
+def test_a_server_that_wants_another_token_is_lost_and_costs_no_response(fake, fleet_of):
+    one, two = fake(), fake()
+    whole = responses(asyncio.run(roll_out(fleet_of(one, two))))
+
+    async def before(body):
+        if len(body["token_ids"]) == 4:
+            two.token = "another"
+
+    two.spoil = lambda answer: web.Response(status=401) if two.token else answer
+    two.before = before
+    result = asyncio.run(roll_out(fleet_of(one, two)))
+    assert responses(result) == whole
+    assert result.summary.instances_lost == 1
