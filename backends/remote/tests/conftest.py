@@ -10,14 +10,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from seer_remote.fleet import RemoteFleet
 from seer_remote.plugin import Settings, seer_make_engines
+from seer_server import make_app
+from seer_session.runtime import Runtime
 
 from seer_core.model import Sampling
+from seer_core.plugins.config import make_config
 from seer_core.plugins.hookspecs import Startup
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -145,6 +149,26 @@ def pair(serve_seer: Callable[..., ServerProcess], models: tuple[Path, Path]) ->
     for server in servers:
         server.await_ready()
     return servers
+
+
+@pytest.fixture(scope="module")
+def address(
+    pair: list[ServerProcess], serving: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The address of Seer in front of the two, with its token as a password, as TRL sends it."""
+    config = make_config(
+        {
+            "seer": {"engine": "remote", "plugins": ["divided_rollout", "context_sched"]},
+            "plugin": {"divided_rollout": {"chunk_tokens": 16}},
+            "engine": {"remote": {"urls": [each.url for each in pair]}},
+        },
+        base_dir=tmp_path_factory.mktemp("front"),
+        origin="a test",
+    )
+    serving.PATIENCE_S = 300  # two servers are tested before it is ready
+    token = "a-secret-of-these-tests"
+    with serving.Served(make_app(partial(Runtime.from_config, config), token=token)) as served:
+        yield served.url.replace("http://", f"http://trl:{token}@")
 
 
 @pytest.fixture(scope="module")

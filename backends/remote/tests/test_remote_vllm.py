@@ -149,6 +149,19 @@ def test_without_pool_and_drafts_responses_are_those_of_seer_s_own_engine(
         assert found.summary.chunks == 16 * 5 + 4  # those with a stop string are not divided
 
 
+@pytest.mark.filterwarnings("ignore")  # TRL imports what it finds, which warns of much
+def test_in_front_of_them_a_client_gets_the_tokens_of_a_server_alone(address, pair):
+    """``seer serve`` takes the place of one server: TRL's own client asks either."""
+    from trl.generation.vllm_client import VLLMClient
+
+    prompts = [[3 + (7 * i + j) % 90 for j in range(12)] for i in range(3)]
+    more = {"n": 2, "max_tokens": 40, "generation_kwargs": {"seed": 5}}
+    found, wanted = (VLLMClient(base_url=url).generate(prompts, **more) for url in (address, pair[0].url))
+    assert found.pop("logprobs") == pytest.approx(wanted.pop("logprobs"), abs=1e-4)
+    assert found == wanted
+    assert len({*map(tuple, found["completion_ids"])}) == 6
+
+
 def counted(server, name):
     """Return one of the server's own figures."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as answer:
