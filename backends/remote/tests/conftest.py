@@ -107,7 +107,10 @@ def serve_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
     site = tmp_path_factory.mktemp("vllm-site")
     servers: list[ServerProcess] = []
 
-    def serve(model: Path, *more: str, **variables: str) -> ServerProcess:
+    def serve(model: Path, *more: str, folder: Path | None = None, **variables: str) -> ServerProcess:
+        if folder is not None:  # of modules that it finds first
+            paths = [str(folder), str(site), os.environ.get("PYTHONPATH", "")]
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         log = tmp_path_factory.mktemp("server") / "log"
         servers.append(vllm_server(site, model, log, *more, **variables))
         servers[-1].start()

@@ -314,3 +314,29 @@ def test_a_stock_server_is_refused_by_default_and_serves_a_run_that_requires_les
     assert responses(results[0]) == responses(results[1])
     assert results[0].summary.exactness == "reproducible"
     server.kill()
+
+
+@pytest.mark.long
+def test_a_server_with_the_second_runner_shares_with_one_with_the_first(
+    request, serve_seer, share, models, prompts, moved
+):
+    """Its kernels run in Triton's interpreter."""
+    server = serve_seer(
+        models[0],
+        "--max-num-seqs=8",
+        "--no-async-scheduling",
+        drafted={"method": "ngram_gpu", "num_speculative_tokens": 8},
+        folder=Path(__file__).parents[2] / "vllm/tests/interpreter",
+        SEER_GROUPED_DRAFTS="1",
+        VLLM_USE_V2_MODEL_RUNNER="1",
+    )
+    pair = request.getfixturevalue("pair")  # starts beside it
+    server.await_ready()
+    (first, second), _ = share(pair[0], server)
+    sampling, tokens = Sampling(1.0, ignore_eos=True), 64
+    wanted = first.whole(prompts(2), sampling, tokens)
+    first.group = second.group = "again"
+    responses, rounds = moved([first, second], prompts(2), sampling, tokens, 24)
+    assert responses == wanted
+    assert min(output.pool_tokens for outputs in rounds[1:] for output in outputs) >= 32
+    server.kill()
