@@ -343,7 +343,7 @@ def with_broker(playing, engine, act, most_requests=None):
     async def run():
         broker = RolloutBroker(make_runtime, most_requests)
         async with broker.runtime:
-            serving = asyncio.create_task(broker.serve())
+            serving = asyncio.create_task(broker._serve())
             await asyncio.sleep(0)
             found = await act(broker)
             serving.cancel()

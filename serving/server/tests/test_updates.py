@@ -102,7 +102,7 @@ def test_joined_pieces_are_the_response_when_chunks_fail_engines_die_or_reading_
     async def run():
         broker = RolloutBroker(make_runtime)
         async with broker.runtime:
-            serving = asyncio.create_task(broker.serve())
+            serving = asyncio.create_task(broker._serve())
             await asyncio.sleep(0)
             subscription = broker.submit([{**RECORD, "prompt_logprobs": of_prompt}], streams=True)
 
