@@ -623,7 +623,7 @@ def private_names() -> Callable[[ModuleType], set[str]]:
 def defined_in(tree: ast.AST) -> Iterator[str]:
     """Yield the names that a module defines: functions, classes and attributes."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.attr

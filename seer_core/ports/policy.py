@@ -178,7 +178,7 @@ class Observer(Protocol):
 
     @optional
     def streamed(self, now: float, request_id: str) -> None:
-        """Take note that a running chunk has written more, which ``Rollout.written`` returns.
+        """Take note that a running chunk has written more, which the rollout's ``written`` returns.
 
         Called for groups that stream (``PromptGroup.streams``), on engines that report pieces.  A chunk that
         is repeated, because its instance was lost for example, is written from its first token again: with

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
 from seer_host.installation import how_to_install
@@ -42,7 +42,7 @@ def installation() -> list[Check]:
     if torch is not None and "+cpu" in torch:
         for name in ("torchaudio", "torchcodec", "torchvision"):
             other = _version(name)
-            if other is not None and "+" not in other:
+            if other is not None and "+" not in other and not _mended(name):
                 checks.append(
                     Check(
                         PART,
@@ -111,3 +111,11 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def _mended(name: str) -> bool:
+    """Return whether set-up has taken out of torchvision what ends its import without a GPU."""
+    if name != "torchvision":
+        return False
+    described = Path(str(distribution(name).locate_file("torchvision/_meta_registrations.py")))
+    return described.is_file() and described.stat().st_size == 0

@@ -76,7 +76,7 @@ class ServedProposer(Proposer):
         self.stop()
         self.source = None
         self.drafting.failed = False
-        self._open.clear()
+        self.opened.clear()
         self._seen, self._own, self._rows = [], [], []
         self._early.clear()
         self._groups.clear()
@@ -97,24 +97,24 @@ class ServedProposer(Proposer):
 
     def reset(self) -> None:
         """Drop everything, chunks that still run too: these go on without drafts."""
-        self.close(*self._open)
+        self.close(*self.opened)
         self._seen, self._own, self._rows = [], [], []
         self._groups.clear()
         self._early.clear()
         super().reset()
 
     def _sweep(self) -> None:
-        self.close(*[each for each in self._open if not self.runs(each)])
+        self.close(*[each for each in self.opened if not self.runs(each)])
 
     def _look(self, ids: list[str]) -> None:
         """Close what has left the batch for good, and open what is new."""
         self._sweep()
         new = set(ids) - set(self._seen)
         for id in ids:
-            if id in new and id not in self._open and self.source is not None:
+            if id in new and id not in self.opened and self.source is not None:
                 self._enter(id)
         self._seen = ids
-        self._rows = [row for row, id in enumerate(ids) if id in self._open]
+        self._rows = [row for row, id in enumerate(ids) if id in self.opened]
         self._own = [ids[row] for row in self._rows]
 
     def _enter(self, id: str) -> None:

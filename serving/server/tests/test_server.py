@@ -342,13 +342,9 @@ def with_broker(playing, engine, act, most_requests=None):
 
     async def run():
         broker = RolloutBroker(make_runtime, most_requests)
-        async with broker.runtime:
-            serving = asyncio.create_task(broker._serve())
+        async with broker.runtime, broker.serving():
             await asyncio.sleep(0)
-            found = await act(broker)
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
-            return found
+            return await act(broker)
 
     return asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 

@@ -101,8 +101,7 @@ def test_joined_pieces_are_the_response_when_chunks_fail_engines_die_or_reading_
 
     async def run():
         broker = RolloutBroker(make_runtime)
-        async with broker.runtime:
-            serving = asyncio.create_task(broker._serve())
+        async with broker.runtime, broker.serving():
             await asyncio.sleep(0)
             subscription = broker.submit([{**RECORD, "prompt_logprobs": of_prompt}], streams=True)
 
@@ -124,8 +123,6 @@ def test_joined_pieces_are_the_response_when_chunks_fail_engines_die_or_reading_
                 player.act("finish", 0, 0)
                 await asyncio.sleep(0)
             await read()
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
     assert set(joined.over) == {"g/0", "g/1"}

@@ -132,7 +132,7 @@ class SourceProposer:
         self.request_ids: Callable[[], list[str]] = list
         """Returns the engine's ids of the batch, in order."""
         self._batched: list[str] = []
-        self._open: dict[str, _Chunk] = {}
+        self.opened: dict[str, _Chunk] = {}
         self._batch: DraftBatch | None = None
         self._chunks: list[_Chunk] = []
         self._last, self._known, self._handles, self._lengths, self._written, self._limits, self._counts = (
@@ -153,12 +153,12 @@ class SourceProposer:
         handle = self._call("open", job)
         if handle is not None:
             tokens = len(job.token_ids)
-            self._open[request_id] = _Chunk(handle, tokens + job.max_tokens, tokens)
+            self.opened[request_id] = _Chunk(handle, tokens + job.max_tokens, tokens)
 
     def close(self, *request_ids: str) -> None:
         """Close chunks in the source."""
         for request_id in request_ids:
-            opened = self._open.pop(request_id, None)
+            opened = self.opened.pop(request_id, None)
             if opened is not None:
                 self._call("close", opened.handle)
 
@@ -271,7 +271,7 @@ class SourceProposer:
             for chunk, known in zip(self._chunks, self._known.tolist(), strict=False):
                 chunk.known = known
             size = len(ids)
-            self._chunks = chunks = [self._open[id] for id in ids]
+            self._chunks = chunks = [self.opened[id] for id in ids]
             self._handles[:size] = [chunk.handle for chunk in chunks]
             self._last[:size] = [chunk.end - 1 for chunk in chunks]
             self._known[:size] = [chunk.known for chunk in chunks]
