@@ -58,6 +58,8 @@ class FakeVllm:
         self.aborted: set[str] = set()
         self.running: set[str] = set()
         self.written = 0
+        self.looks = 0
+        """How often its figures have been read."""
         self.others_write = False
         """Whether it writes for other clients too, each time that it is asked how much it has written."""
         self.backlog = 128
@@ -134,6 +136,7 @@ class FakeVllm:
         return web.json_response({"data": [model]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        self.looks += 1
         self.written += self.others_write
         lines = [
             f'vllm:num_requests_running{{engine="0"}} {len(self.running)}.0',

@@ -555,7 +555,8 @@ def test_a_server_that_has_written_less_than_before_is_looked_at_again(fake, fle
 
     async def play():
         async with runtime_of(fleet_of(one, two)) as runtime:
-            await asyncio.sleep(0.2)
+            before = two.looks
+            await aeventually(lambda: two.looks >= before + 2, "its figures have been read once and again")
             two.written, two.weights = 0, 5
             await aeventually(lambda: runtime._fleet.engines["remote-1"]._unsure)
             return await runtime.rollout(runtime.groups(PROMPTS)).wait()
