@@ -44,6 +44,22 @@ def _make_fleet(model: Path, **settings: Any) -> WorkerFleet:
     )
 
 
+@pytest.fixture(scope="module")
+def make_pool(loop: Any) -> Iterator[Callable[[int], KVPool]]:
+    """Return a function that starts a pool for ``vllm-0`` and ``vllm-1``; all are stopped at the end."""
+    kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
+    pools = []
+
+    def make(capacity_bytes: int) -> KVPool:
+        pools.append(kv_local.LocalPool(capacity_bytes))
+        loop.run_until_complete(pools[-1].start(["vllm-0", "vllm-1"]))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        loop.run_until_complete(pool.stop())
+
+
 @pytest.fixture(scope="session")
 def make_fleet() -> Callable[..., WorkerFleet]:
     """Return a function: what the plug-in makes of a model and some settings."""

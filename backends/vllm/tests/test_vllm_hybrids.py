@@ -6,7 +6,7 @@ from seer_testing.families import FAMILIES, VOCABULARY, write_family
 from seer_core.model import Sampling
 
 pytest.register_assert_rewrite("backends.tests.families")
-kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
+pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
 from backends.tests.families import TOKENIZER  # noqa: E402
 
@@ -16,21 +16,6 @@ GOING_ON = Sampling(1.0, ignore_eos=True)
 BLOCK = 32
 BLOCK_BYTES = BLOCK * 2 * 2 * 32 * 4
 """Of Gemma-3, each of whose four layers is a group."""
-
-
-@pytest.fixture(scope="module")
-def make_pool(loop):
-    """Return a function that starts a pool for ``vllm-0`` and ``vllm-1``; all are stopped at the end."""
-    pools = []
-
-    def make(capacity_bytes):
-        pools.append(kv_local.LocalPool(capacity_bytes))
-        loop.run_until_complete(pools[-1].start(["vllm-0", "vllm-1"]))
-        return pools[-1]
-
-    yield make
-    for pool in pools:
-        loop.run_until_complete(pool.stop())
 
 
 def texts(prompts, count, tokens=40):

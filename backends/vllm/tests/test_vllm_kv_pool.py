@@ -21,7 +21,7 @@ pytest.register_assert_rewrite(
 from backends.tests.sampling_controls import expect_same_tops  # noqa: E402
 
 pytestmark = pytest.mark.engine
-kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
+pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
 from backends.tests.moves_in_pools import (  # noqa: E402
     expect_blocks_in_the_pool_while_their_chunk_runs,
@@ -41,23 +41,8 @@ TOKENS = 130
 
 
 @pytest.fixture(scope="module")
-def make_fleet(loop):
-    """Return a function that starts a pool for ``vllm-0`` and ``vllm-1``; all are stopped at the end."""
-    pools = []
-
-    def make(capacity_bytes):
-        pools.append(kv_local.LocalPool(capacity_bytes))
-        loop.run_until_complete(pools[-1].start(["vllm-0", "vllm-1"]))
-        return pools[-1]
-
-    yield make
-    for pool in pools:
-        loop.run_until_complete(pool.stop())
-
-
-@pytest.fixture(scope="module")
-def pool(make_fleet):
-    return make_fleet(64 << 20)
+def pool(make_pool):
+    return make_pool(64 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -371,10 +356,10 @@ def test_an_instance_reports_what_its_store_complains_of_and_that_it_is_given_up
 
 
 def test_a_pool_and_engines_too_small_for_the_load_change_no_token(
-    start, make_fleet, models, roomy, prompts, moved
+    start, make_pool, models, roomy, prompts, moved
 ):
     expected = roomy.whole(prompts(10), PLAIN, 110)
-    small = make_fleet(2 * (24 * (BLOCK_BYTES + 56) + 4 * 4096))
+    small = make_pool(2 * (24 * (BLOCK_BYTES + 56) + 4 * 4096))
     tight = [
         start(models[0], None, small, index, max_model_tokens=512, kv_cache_bytes=29 * BLOCK_BYTES)
         for index in range(2)

@@ -249,11 +249,12 @@ class Canary:
         if mine == theirs:
             return
         self.different += 1
-        place = next((i for i, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), 0)
+        pairs = enumerate(zip(mine, theirs, strict=False))
+        place = next((i for i, (one, other) in pairs if one != other), min(len(mine), len(theirs)))
         log.error(
             "canary_differs",
             request=completion.request_id,
-            place=place or min(len(mine), len(theirs)),
+            place=place,
             instances=list(completion.instances),
             alone=again.instances[0],
             stopped=self.stopped,
