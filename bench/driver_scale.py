@@ -24,6 +24,7 @@ from time import process_time
 
 import psutil
 import structlog
+from seer_host.config_files import load_config
 from seer_session.runtime import Runtime
 from seer_worker.client.channel import Channel
 from seer_worker.client.process_client import Launch, ProcessClient
@@ -33,7 +34,6 @@ from bench.harness import EXAMPLE, ROOT, Row, cell, markdown, spread_of, turned
 from bench.instant_workers import MAX_MODEL_TOKENS, VOCAB_SIZE
 from seer_core.errors import EngineError
 from seer_core.model import PromptGroup
-from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import Assembly, fill_slots
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo, PlainFleet

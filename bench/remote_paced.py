@@ -201,7 +201,7 @@ class PacedRemote(RemoteInstance):
         """As ``VirtualEngine`` has it."""
         return self.server.engine.turn_steps_s
 
-    def push_sibling_tokens(self, text: SiblingTokens) -> None:
+    def add_sibling_tokens(self, text: SiblingTokens) -> None:
         """Do nothing: servers have no drafts of Seer's here."""
 
     def forget_group(self, group_id: str) -> None:

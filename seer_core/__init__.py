@@ -9,7 +9,7 @@ from typing import Any
 
 from seer_core.errors import SeerError
 from seer_core.model import Completion, PromptGroup, Sampling
-from seer_core.plugins.config import Config, load_config
+from seer_core.plugins.config import Config
 from seer_core.runtime.driver import Driver
 
 __all__ = [
@@ -19,10 +19,18 @@ __all__ = [
     "PromptGroup",
     "Sampling",
     "SeerError",
-    "load_config",
 ]
 
-ABOVE = {"Rollout", "RolloutResult", "Runtime", "Session", "SharedWeights", "Summary", "rollout"}
+ABOVE = {
+    "Rollout",
+    "RolloutResult",
+    "Runtime",
+    "Session",
+    "SharedWeights",
+    "Summary",
+    "load_config",
+    "rollout",
+}
 """Names that people look for here, and that stand above the core."""
 
 

@@ -77,7 +77,7 @@ class Hand:
         self.kv_pool = pool
         return self.shares_kv and pool is not None
 
-    def push_sibling_tokens(self, text):
+    def add_sibling_tokens(self, text):
         self.sibling_tokens.append(text)
 
     def forget_group(self, group_id):

@@ -7,9 +7,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from seer_host.config_files import load_config
 
 from seer_core.plugins import hookspecs
-from seer_core.plugins.config import load_config
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]

@@ -109,9 +109,8 @@ def session_of(
     config: Mapping[str, Any], environment: Mapping[str, str] | None = None, observers: Sequence[Any] = ()
 ) -> Iterator[Any]:
     """Start a session, whose workers have these variables."""
+    from seer_host.config_files import make_config
     from seer_session import Session
-
-    from seer_core.plugins.config import make_config
 
     before = {name: os.environ.get(name) for name in environment or {}}
     os.environ.update(environment or {})

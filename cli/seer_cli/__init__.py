@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 from seer_host.installation import COMMAND_EXTRAS, how_to_install
+from seer_host.json_files import is_text
 
 from seer_cli.common import interruptible
 from seer_cli.compare import compare_command
@@ -22,7 +23,6 @@ from seer_cli.report.command import report_command
 from seer_cli.run import run_command
 from seer_cli.status import status_command
 from seer_core.errors import SeerError, quote
-from seer_core.json_files import is_text
 
 __all__ = ["COMMANDS", "main"]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 from seer_host.installation import how_to_install
+from seer_host.json_files import describe_flaw
 from seer_trace.chunk_runs import FIGURES, ChunkRun
 
 from seer_cli.output import replacing
 from seer_core.errors import ConfigError, InputError
-from seer_core.json_files import describe_flaw
 
 __all__ = ["COLUMNS", "check_parquet", "write_csv", "write_parquet"]
 

@@ -12,6 +12,7 @@ import attrs
 import click
 import msgspec
 from rich.table import Table
+from seer_host.machine_probe import MachineProbe
 from seer_session.prompts import PromptsFile, read_prompts
 from seer_session.runtime import Runtime
 
@@ -28,7 +29,7 @@ from seer_cli.tables import print_table, table_console
 from seer_core.model import InstanceInfo
 from seer_core.plugins.config import Config
 from seer_core.plugins.loading import Assembly, Strategies, assemble, fill_slots
-from seer_core.ports.engine import HeldClock, MachineProbe
+from seer_core.ports.engine import HeldClock
 from seer_core.ports.policy import Observer
 from seer_core.scheduling.scheduler import CORE, Policies, Slot
 

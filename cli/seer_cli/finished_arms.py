@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from seer_host.json_files import UNREADABLE
 from seer_host.line_files import claim
+from seer_host.machine_probe import MachineProbe
 from seer_session.results import Summary
 
 from seer_cli.output import replacing, unwritable
 from seer_core.errors import InputError, OutputError
-from seer_core.json_files import UNREADABLE
 from seer_core.model import PromptGroup
-from seer_core.ports.engine import MachineProbe
 
 if TYPE_CHECKING:
     from seer_core.plugins.config import Config

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Collection, Sequence
 from statistics import fmean
 
-from seer_core.ports.engine import InstanceClient, MachineProbe, MachineProber
+from seer_host.machine_probe import MachineProbe, MachineProber
+
+from seer_core.ports.engine import InstanceClient
 
 __all__ = ["FIXED_WORK", "drift_in_words", "mean_wall_s", "probe_machine"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 import msgspec
-from seer_host.json_format import JsonFormat
+from seer_host.json_files import JsonFormat
 
 from seer_core.errors import ConfigError
 from seer_core.model import InstanceInfo

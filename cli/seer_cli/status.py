@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import click
 import msgspec
-from seer_host.json_format import JsonFormat
+from seer_host.json_files import JsonFormat
 from seer_host.line_files import claim
 
 from seer_cli.common import main_options

@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 from seer_session import Session
+from seer_session.journal import Journal
 from seer_session.session import SessionRollout
 from seer_trace.records import TraceWriter
 
@@ -22,7 +23,6 @@ from seer_cli.report.page import write_page
 from seer_core.errors import OutputError
 from seer_core.model.events import Command, Event
 from seer_core.plugins.config import Config
-from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
 
 __all__ = ["WatchedSession"]

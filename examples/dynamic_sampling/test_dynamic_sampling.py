@@ -8,9 +8,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from seer_host.config_files import make_config
 from seer_session import Runtime
-
-from seer_core.plugins.config import make_config
 
 HERE = Path(__file__).parent
 

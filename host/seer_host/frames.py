@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from seer_core.json_files import UNREADABLE, describe_flaw
 from seer_core.model.arrays import packed, unpacked
+from seer_host.json_files import UNREADABLE, describe_flaw
 
 __all__ = ["MAX_FRAME_BYTES", "Frames", "WireError", "encode"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from seer_host.json_format import JsonFormat
+from seer_host.json_files import JsonFormat
 from seer_sim.cost import CostModel
 
 from seer_core.errors import PromptError

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import click
 from seer_cli.common import FiniteRange, set_option
 from seer_cli.output import InputPath
+from seer_host.config_files import make_config
 
 from seer_core.errors import ConfigError, quote
-from seer_core.plugins.config import make_config
 from seer_core.plugins.loading import fill_slots
 from seer_core.plugins.slots import check_enabled
 from seer_lab.lengths import DrawnLengths

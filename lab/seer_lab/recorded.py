@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 from seer_cli.output import TRACE
+from seer_host.json_files import describe_flaw
 
 from seer_core.errors import ConfigError, InputError
-from seer_core.json_files import describe_flaw
 from seer_lab.foreign.formats import FORMATS, Format
 from seer_lab.foreign.responses import group_responses
 from seer_lab.foreign.slime_dump import GUIDE

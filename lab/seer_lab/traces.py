@@ -9,10 +9,10 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
+from seer_host.json_files import UNREADABLE, describe_flaw, read_bytes
 from seer_trace.records import read_trace
 
 from seer_core.errors import PromptError, quote
-from seer_core.json_files import UNREADABLE, describe_flaw, read_bytes
 from seer_core.model.events import ChunkFinished, Complete, GroupSpec, GroupsSubmitted
 from seer_lab.lengths import GroupLengths, Tokens
 from seer_lab.trajectories import TRAJECTORY, TrajectoryLine, flaws_of, iterations_of

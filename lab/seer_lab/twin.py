@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from seer_cli.output import TRACE
 from seer_cli.profiles import Profile
-from seer_host.json_format import JsonFormat
+from seer_host.json_files import JsonFormat
 from seer_sim.acceptance import POSITIONS
 from seer_sim.drafts import Drafts
 from seer_trace.records import read_trace

@@ -21,7 +21,7 @@ from seer_cli.report.page import write_page
 from seer_cli.report.reading import RunReader
 from seer_cli.stats import Stats
 from seer_cli.tables import print_table, table_console
-from seer_host.json_format import JsonFormat
+from seer_host.json_files import JsonFormat
 
 from seer_core.errors import ConfigError, quote
 from seer_core.plugins.config import Config, nearest

@@ -9,10 +9,10 @@ import pytest
 from seer_cli import emulation
 from seer_cli.comparison import arms_of
 from seer_cli.emulation import WrittenResponses, find_emulator
+from seer_host.config_files import make_config
 
 from seer_core.errors import ConfigError
 from seer_core.model import InstanceInfo, PromptGroup
-from seer_core.plugins.config import make_config
 
 SETTINGS = """
 [seer]

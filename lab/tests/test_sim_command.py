@@ -5,6 +5,7 @@ import sys
 
 import msgspec
 import pytest
+from seer_host.config_files import load_config
 from seer_lab.choose import choose_workload
 from seer_lab.lengths import last_epoch
 from seer_lab.order_notes import order_notes
@@ -13,7 +14,6 @@ from seer_lab.simulate import simulate
 from seer_lab.table import TableRow, rows_of, to_json
 
 from seer_core.errors import ConfigError, PluginError, PromptError, StalledError
-from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import fill_slots
 
 SMALL = ("groups=12", "group_size=4", "mean_tokens=300", "cap_tokens=1200", "prompt_tokens=20")

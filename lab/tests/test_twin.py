@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 from seer_cli import main
 from seer_cli.profiles import read_profile
+from seer_host.config_files import load_config
 from seer_lab.twin import make_twin, recorded_drafts
 
 from seer_core.errors import ConfigError, PromptError
-from seer_core.plugins.config import load_config
 
 ROOT = Path(__file__).parents[2]
 

@@ -26,6 +26,7 @@ __all__ = [
     "Request",
     "RequestState",
     "TurnRecord",
+    "WrittenResponse",
     "request_seed",
 ]
 
@@ -414,6 +415,26 @@ class TurnRecord(msgspec.Struct, frozen=True, gc=False):
     """The time from the end of the model's tokens to the answer, in seconds; none without an answer."""
     reward: float | None = None
     """The reward of the turn, if the environment gave one."""
+
+
+class WrittenResponse(msgspec.Struct):
+    """A response as an earlier process left it; ``finish_reason`` is None where it is not over."""
+
+    token_ids: Tokens = msgspec.field(default_factory=Tokens)
+    """The tokens of its finished chunks."""
+    logprobs: Logprobs = msgspec.field(default_factory=Logprobs)
+    """The log-prob of each, in nats."""
+    chunks: list[ChunkRecord] = msgspec.field(default_factory=list)
+    """The finished chunks, in order."""
+    finish_reason: FinishReason | None = None
+    top_logprobs: TopLogprobs | None = None
+    """The most probable tokens at the place of each, where the prompt asks for them."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """The log-probs of the prompt, where it asks for them and there is a chunk."""
+    turns: list[TurnRecord] = msgspec.field(default_factory=list)
+    """The turns that its environment has answered, in order; tokens after them are of the next one."""
+    acting: bool = False
+    """Whether the next turn is whole, and its environment has not answered it."""
 
 
 class Completion(msgspec.Struct, frozen=True):

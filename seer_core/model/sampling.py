@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import math
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
-from seer_core.errors import quote
-
-__all__ = ["CONTROLS", "MOST_TOP_K", "MOST_TOP_LOGPROBS", "Sampling", "SamplingChoice", "StructuredOutputs"]
+__all__ = [
+    "CONTROLS",
+    "MOST_BIAS",
+    "MOST_PENALTY",
+    "MOST_TOP_K",
+    "MOST_TOP_LOGPROBS",
+    "Sampling",
+    "SamplingChoice",
+    "StructuredOutputs",
+]
 
 MOST = 1e100
 """Stands for no bound; see ``seer_core.plugins.config_types``."""
@@ -19,25 +24,11 @@ MOST = 1e100
 MOST_TOP_K = 2**31 - 1
 """The most that engines' 32-bit integers hold."""
 
-MOST_STOPS = 64
-"""Stop strings of a prompt, and stop tokens of a prompt."""
-
-LONGEST_STOP = 1000
-"""Characters of a stop string: a stream holds back so much of its text."""
-
-MOST_BAD_WORDS = 1000
-"""Token sequences of a prompt that are not to be written."""
-
 MOST_PENALTY = 2.0
 """OpenAI's bound of presence and frequency penalties, both ways."""
 
 MOST_TOP_LOGPROBS = 20
 """The most that OpenAI and vLLM have."""
-
-MOST_NESTING = 80
-"""Levels of JSON in a schema, or in a tag that holds schemas of calls, as in vLLM; xgrammar's time grows with
-them.
-"""
 
 MOST_BIAS = 100.0
 """OpenAI's bound of a logit's bias, both ways."""
@@ -64,38 +55,6 @@ class StructuredOutputs(Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """Text after this structural tag of xgrammar's, as JSON: free text beside parts of a form, such as calls
     of tools.
     """
-
-    @property
-    def flaw(self) -> str | None:
-        """Why it is none."""
-        given = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
-        if len(given) != 1:
-            return (
-                f"structured_outputs has {' and '.join(given) or 'nothing'}; give one of json, json_object,"
-                " regex, choice, grammar and structural_tag"
-            )
-        if self.choice is not None and not (self.choice and all(self.choice)):
-            return "structured_outputs has an empty choice; give texts"
-        if any(_is_deep(each) for each in (self.json, self.structural_tag) if each is not None):
-            return f"structured_outputs has JSON of more than {MOST_NESTING} levels; flatten it"
-        return None
-
-
-def _is_deep(spec: str | dict[str, Any]) -> bool:
-    """Return whether objects and arrays of JSON have too many levels; text that is no JSON has none."""
-    try:
-        level = [json.loads(spec) if isinstance(spec, str) else spec]
-    except RecursionError:
-        return True
-    except ValueError:
-        return False
-    for _ in range(MOST_NESTING):
-        level = [each for each in level if isinstance(each, dict | list)]
-        inner = [each.values() if isinstance(each, dict) else each for each in level]
-        level = [each for children in inner for each in children if isinstance(each, dict | list)]
-        if not level:
-            return False
-    return True
 
 
 class SamplingChoice(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -240,64 +199,6 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
         """The fields of a prompt's record that change something, and the three that all samplings have."""
         names = ("temperature", "top_p", "top_k", *self.controls)
         return {name: getattr(self, name) for name in names}
-
-    def flaw(self, vocab_size: int) -> str | None:
-        """Return why no engine can sample so; None if one can."""
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            return f"temperature is {self.temperature}; it must be a number, and at least 0"
-        if not 0 < self.top_p <= 1:
-            return f"top_p is {self.top_p}; it must be above 0 and at most 1"
-        if not 0 <= self.top_k <= MOST_TOP_K:
-            return f"top_k is {quote(self.top_k)}; it must be 0 (no limit) to {MOST_TOP_K:,}"
-        if not self.controls:
-            return None
-        if not 0 <= self.min_p <= 1:
-            return f"min_p is {self.min_p}; it must be 0 to 1"
-        if not 0 < self.repetition_penalty < math.inf:
-            return f"repetition_penalty is {self.repetition_penalty}; it must be a number above 0"
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not abs(getattr(self, name)) <= MOST_PENALTY:
-                return f"{name} is {getattr(self, name)}; it must be {-MOST_PENALTY:g} to {MOST_PENALTY:g}"
-        if not all(abs(bias) <= MOST_BIAS for bias in self.logit_bias.values()):
-            return f"logit_bias goes beyond {-MOST_BIAS:g} to {MOST_BIAS:g}"
-        if self.min_tokens < 0:
-            return f"min_tokens is {quote(self.min_tokens)}; it must be at least 0"
-        most = min(MOST_TOP_LOGPROBS, vocab_size)
-        for name in ("top_logprobs", "prompt_logprobs"):
-            if not 0 <= (getattr(self, name) or 0) <= most:
-                return f"{name} is {quote(getattr(self, name))}; it must be 0 to {most}"
-        form = None if self.structured_outputs is None else self.structured_outputs.flaw
-        return form or self._flaw_of_tokens(vocab_size) or self._flaw_of_stops()
-
-    def _flaw_of_tokens(self, vocab_size: int) -> str | None:
-        named = {
-            "logit_bias": self.logit_bias,
-            "allowed_token_ids": self.allowed_token_ids,
-            "bad_words": [token for word in self.bad_words for token in word],
-            "stop_token_ids": self.stop_token_ids,
-        }
-        for name, tokens in named.items():
-            for token in tokens:
-                if not 0 <= token < vocab_size:
-                    return f"{name} names token {quote(token)}; the vocabulary is 0 to {vocab_size - 1}"
-        if not all(self.bad_words):
-            return "bad_words has a word without tokens; leave it out"
-        if len(self.bad_words) > MOST_BAD_WORDS:
-            return f"bad_words are {len(self.bad_words):,} token sequences; they may be {MOST_BAD_WORDS:,}"
-        return None
-
-    def _flaw_of_stops(self) -> str | None:
-        for name in ("stop", "stop_token_ids"):
-            if len(getattr(self, name)) > MOST_STOPS:
-                return f"{name} has {len(getattr(self, name)):,} entries; it may have {MOST_STOPS}"
-        for each in self.stop:
-            if not each:
-                return "stop has an empty string; leave it out"
-            if len(each) > LONGEST_STOP:
-                return f"a stop string has {len(each):,} characters; it may have {LONGEST_STOP:,}"
-            if any(0xD800 <= ord(character) < 0xE000 for character in each):
-                return "a stop string has half of a character, which no text has; leave it out"
-        return None
 
 
 DEFAULTS = msgspec.structs.asdict(Sampling())

@@ -29,8 +29,6 @@ __all__ = [
     "HeldClock",
     "InstanceClient",
     "InstanceSink",
-    "MachineProbe",
-    "MachineProber",
     "ModelInfo",
     "PlaceSeeker",
     "PlainFleet",
@@ -146,7 +144,7 @@ class InstanceClient(Protocol):
         """Drop a chunk; no sink call follows for it (one already under way may still arrive)."""
         ...
 
-    def push_sibling_tokens(self, text: SiblingTokens) -> None:
+    def add_sibling_tokens(self, text: SiblingTokens) -> None:
         """Take tokens that a response has written on another instance, for drafting; never blocks.
 
         Only instances that were sent a chunk of its group get them.
@@ -225,28 +223,6 @@ class ChunkEnder(Protocol):
         ``chunk_finished`` answers it with the tokens that it has, and one or a few more of steps under way.
         One without a token ends with its first.  The response is the same, however its chunks end.  A chunk
         that is not there, or ends by itself first, is no error.
-        """
-        ...
-
-
-class MachineProbe(msgspec.Struct, frozen=True):
-    """How long a fixed piece of work took, which is always the same, in the process of an instance."""
-
-    wall_s: float
-    """The seconds that passed."""
-    cpu_s: float
-    """The seconds in which a processor worked on it; fewer where other programs had the processors."""
-
-
-@runtime_checkable
-class MachineProber(Protocol):
-    """The further method of an ``InstanceClient`` that can measure how fast its machine is at the moment."""
-
-    async def probe_machine(self) -> MachineProbe:
-        """Time a fixed piece of work in the instance's process; the instance must be idle.
-
-        Raises:
-            EngineError: it is busy or down.
         """
         ...
 

@@ -13,9 +13,9 @@ import msgspec
 import structlog
 
 from seer_core.error_origin import describe_error, is_interruption, one_line
-from seer_core.errors import EngineError, SeerError
+from seer_core.errors import EngineError, PromptError, SeerError, quote
 from seer_core.model import PromptGroup
-from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.arrays import Tokens
 from seer_core.model.events import (
     Abort,
     AskEnvironment,
@@ -36,10 +36,8 @@ from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.contracts import implemented
 from seer_core.ports.engine import ChunkEnder, ChunkOutput, ChunkPiece
 from seer_core.ports.extension import Extender, HeldResponse, MakeExtender
-from seer_core.ports.journal import Journal, WrittenResponse
 from seer_core.ports.weights import WeightStore
 from seer_core.runtime.fleet import Fleet
-from seer_core.runtime.groups import check_groups
 from seer_core.runtime.observers import ObserverHub, stop_strategy
 from seer_core.runtime.rollout import ControllerCalls, CoreRollout, MakeRollout
 from seer_core.runtime.transcripts import ClosedRequest, ReadText, Transcripts
@@ -135,7 +133,6 @@ class RolloutController:
         self,
         make_rollout: MakeRollout,
         most_requests: int | None,
-        journal: Journal | None,
         make_extender: MakeExtender | None,
     ) -> CoreRollout:
         """Begin a rollout, which is open and has no group yet; raises as ``Driver.open``."""
@@ -153,9 +150,7 @@ class RolloutController:
         )
         self._extender = None if make_extender is None else make_extender(self)
         calls = ControllerCalls(self.submit, self.apply_guarded, self.chunks_ended, self.closed)
-        self.rollout = make_rollout(
-            self._transcripts, fleet.clock, self.observers, calls, most_requests, journal
-        )
+        self.rollout = make_rollout(self._transcripts, fleet.clock, self.observers, calls, most_requests)
         return self.rollout
 
     def expect_healthy(self) -> None:
@@ -184,10 +179,11 @@ class RolloutController:
         """Roll out these groups as well; raises as ``CoreRollout.add``."""
         fleet, transcripts = self.fleet, self._transcripts
         fleet.require_alive()
-        check_groups(groups, fleet.model, fleet.alive.values(), transcripts.groups)
+        self._require_new_ids(groups)
         if self._extender is not None:
             groups = [msgspec.structs.replace(group, turns=True) for group in groups]
-        written, earlier = self._written(groups), self._earlier(groups)
+        assert self.rollout is not None
+        written, earlier = self.rollout.begin(groups), self._earlier(groups)
         whole = set(fleet.model.whole_controls)
         specs = tuple(
             transcripts.add(
@@ -206,16 +202,14 @@ class RolloutController:
         """Return the instance that has the KV of the one trajectory of a group; empty if there is none."""
         return self._homes.get(group.trajectories[0], "") if len(set(group.trajectories)) == 1 else ""
 
-    def _written(self, groups: Sequence[PromptGroup]) -> Sequence[Sequence[WrittenResponse]]:
-        """Return what an earlier process has written of each group; raises as ``Journal.begin``."""
-        if self.rollout is None or self.rollout.journal is None:
-            return [()] * len(groups)
-        weights, digest = self.fleet.weights, self.fleet.model.digest
-        version = weights.current.version
-        first = {"model": digest} if digest and not version else {}
-        return self.rollout.journal.begin(
-            groups, version, weights.fingerprints | first, self.fleet.end_token_ids
-        )
+    def _require_new_ids(self, groups: Sequence[PromptGroup]) -> None:
+        """Raise PromptError where an id occurs twice among groups, or is that of one under way."""
+        seen: set[str] = set()
+        for group in groups:
+            if group.id in seen or group.id in self._transcripts.groups:
+                where = "occurs twice" if group.id in seen else "is that of a group under way"
+                raise PromptError(f"group {quote(group.id)}: this id {where}; give each group its own")
+            seen.add(group.id)
 
     def _earlier(self, groups: Sequence[PromptGroup]) -> Sequence[Sequence[Tokens]]:
         """Return the responses of earlier rollouts to each group's prompt that are drafted from."""
@@ -280,10 +274,10 @@ class RolloutController:
             if isinstance(event, ChunkFinished):
                 if self._transcripts.sharing:
                     self._share_text(event.request_id)
-                if self.rollout is not None and self.rollout.journal is not None:
-                    self._finish(event, output, self.rollout.journal)
-                else:
-                    self.apply(event)
+                keep = None if self.rollout is None else self.rollout.chunk_ended(event, output)
+                self.apply(event)
+                if keep is not None:
+                    keep()
             elif event is not None:
                 log.warning("chunk_failed", instance=instance_id, chunk=output.job_id, reason=event.reason)
                 self.apply(event)
@@ -291,24 +285,6 @@ class RolloutController:
             if is_interruption(error):
                 raise
             self._failed(error)
-
-    def _finish(self, event: ChunkFinished, output: ChunkOutput, journal: Journal) -> None:
-        """Apply the end of a chunk, and keep the chunk in the journal if the scheduler takes it."""
-        start, record = self._transcripts.last_chunk(event.request_id)
-        self.apply(event)
-        # A simulated engine's lazy tokens are not worth their making: the next run has them as soon.
-        if isinstance(output.token_ids, list | Tokens):
-            tokens, logprobs = Tokens(output.token_ids), Logprobs(output.logprobs)
-            journal.chunk(
-                event.request_id,
-                start,
-                tokens,
-                logprobs,
-                output.stopped,
-                record,
-                output.top_logprobs,
-                output.prompt_logprobs,
-            )
 
     # Calls from what extends responses.
 
@@ -321,9 +297,8 @@ class RolloutController:
         with self._guard():
             now, transcripts = self.fleet.clock.now(), self._transcripts
             event = transcripts.extend(request_id, token_ids, reward, done, now)
-            if self.rollout is not None and self.rollout.journal is not None:
-                start, appended, turn = transcripts.last_extension(request_id)
-                self.rollout.journal.answered(request_id, start, appended, turn, done)
+            if self.rollout is not None:
+                self.rollout.extended(event)
             self.apply(event)
 
     def extension_failed(self, request_id: str, reason: str) -> None:
@@ -383,7 +358,7 @@ class RolloutController:
     def _share_text(self, request_id: str) -> None:
         """Send instances that work on a request's group what its siblings have written elsewhere."""
         for instance_id, text in self._transcripts.pending(request_id):
-            self.fleet.engines[instance_id].push_sibling_tokens(text)
+            self.fleet.engines[instance_id].add_sibling_tokens(text)
 
     def _complete(self, command: Complete, now: float) -> None:
         rollout = self.rollout
@@ -391,8 +366,6 @@ class RolloutController:
         closed = self._transcripts.complete(command, now)
         if self._extender is not None:
             self._extender.over(command.request_id)
-        if rollout.journal is not None and command.finish_reason == "aborted":
-            rollout.journal.aborted(command.request_id)
         if closed.trajectory and closed.completion.chunks:
             self._homes[closed.trajectory] = closed.completion.chunks[-1].instance
         rollout.take(closed)

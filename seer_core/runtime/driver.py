@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-import msgspec
 import structlog
 
 from seer_core.errors import EngineError, SeerError, WeightVersionError
 from seer_core.model import InstanceInfo
-from seer_core.plugins.config import NO_COPY, Config, RolloutTable, SeerTable, load_config
-from seer_core.plugins.loading import Assembly, Strategies, assemble
+from seer_core.plugins.config import RolloutTable, SeerTable
+from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import Clock, InstanceClient, ModelInfo, Tokenizer
 from seer_core.ports.environment import Environment
 from seer_core.ports.extension import MakeExtender
-from seer_core.ports.journal import Journal
 from seer_core.ports.kv import KVPool
-from seer_core.ports.policy import Observer
 from seer_core.ports.weights import OWNER, WeightSpec, WeightStore, directory
 from seer_core.runtime.controller import RolloutController
 from seer_core.runtime.rollout import CoreRollout, MakeRollout
@@ -56,20 +53,6 @@ class Driver:
         self._controller = RolloutController(assembly, settings, weights or WeightStore(), read_text)
         self._fleet = self._controller.fleet
         self._started = False
-
-    @classmethod
-    def from_config(cls, config: Config | str | Path, observers: Iterable[Observer] = ()) -> Self:
-        """Assemble a runtime from a configuration or its file, with more observers; nothing is started yet.
-
-        Raises:
-            ConfigError, PluginError: see ``load_config`` and ``assemble``.
-        """
-        config = config if isinstance(config, Config) else load_config(config)
-        settings = config.seer
-        if settings.weights_dir not in ("", NO_COPY):
-            place = str(config.base_dir / settings.weights_dir)
-            settings = msgspec.structs.replace(settings, weights_dir=place)
-        return cls(assemble(config).with_observer(*observers), settings, config.rollout)
 
     @property
     def model(self) -> ModelInfo:
@@ -330,20 +313,18 @@ class Driver:
         self,
         *,
         most_requests: int | None = None,
-        journal: Journal | None = None,
         make_extender: MakeExtender | None = None,
         make_rollout: MakeRollout = CoreRollout,
     ) -> CoreRollout:
         """Begin a rollout that takes groups until it is closed; iterate over it for completions.
 
-        It takes at most ``most_requests`` unfinished requests at a time, if that is given.  Tokens that a
-        ``journal`` has of an added group are not computed again, and those that are computed go there.  If
+        It takes at most ``most_requests`` unfinished requests at a time, if that is given.  If
         ``make_extender`` is given, responses are held at each stop, and what it makes extends them.
 
         Raises:
             SeerError: something else is under way, the instances sleep, or the last rollout failed midway.
         """
-        return self._controller.begin(make_rollout, most_requests, journal, make_extender)
+        return self._controller.begin(make_rollout, most_requests, make_extender)
 
     async def _settle(self, what: str, error: type[SeerError] = SeerError) -> None:
         """Wait for instances that are being started again; nothing else may be under way, nor begin."""

@@ -11,18 +11,19 @@ from typing import Self
 import attrs
 
 from seer_core.errors import EngineError, OverloadError, SeerError
-from seer_core.model import Completion, PromptGroup
+from seer_core.model import Completion, PromptGroup, WrittenResponse
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.events import (
     ChunkFailed,
+    ChunkFinished,
+    EnvironmentAnswered,
     EnvironmentFailed,
     Event,
     RequestsAborted,
     RolloutPaused,
     RolloutResumed,
 )
-from seer_core.ports.engine import Clock
-from seer_core.ports.journal import Journal
+from seer_core.ports.engine import ChunkOutput, Clock
 from seer_core.runtime.fleet import END_CHUNKS_S
 from seer_core.runtime.observers import ObserverHub
 from seer_core.runtime.transcripts import ClosedRequest, Transcripts
@@ -52,8 +53,6 @@ class CoreRollout:
     keeps the transcripts, which a rollout only reads.  ``open``: it takes groups; ``submitted`` counts them,
     ``finished`` the requests that are over.  It began at ``started_s``, on the run's clock.
 
-    A completion is returned once the ``journal``, if there is one, has it.
-
     The iterator raises ``EngineError`` when no instance is left, and at the end if all requests finished with
     reason ``error``.  The engines are served between two completions: work that takes longer than a moment,
     such as a reward that computes, belongs into a thread, ``await asyncio.to_thread(reward, completion)``.
@@ -66,12 +65,10 @@ class CoreRollout:
         observers: ObserverHub,
         controller: ControllerCalls,
         most_requests: int | None = None,
-        journal: Journal | None = None,
     ) -> None:
         self.open = True
         self.started_s = clock.now()
         self.finished = 0
-        self.journal = journal
         self.submitted = 0
         self._transcripts = transcripts
         self._clock = clock
@@ -93,9 +90,7 @@ class CoreRollout:
         """Roll out these groups as well; all of them, or none if it raises.
 
         Raises:
-            PromptError: a group does not fit the model or the instances, or its id is that of another one
-                under way.
-            InputError: the journal has another group of its id, or one of other weights.
+            PromptError: its id is that of another one under way, or ``begin`` refuses a group.
             OverloadError: there would be more than ``most_requests`` unfinished ones; see ``room``.
             SeerError: the rollout is closed.
             EngineError: no instance is alive.
@@ -166,8 +161,8 @@ class CoreRollout:
 
     async def _next(self) -> Completion:
         while True:
-            if self._ready and self.journal is not None:
-                await self.journal.synced()
+            if self._ready:
+                await self.kept()
             if self._ready:
                 return self._ready.popleft()
             if self._error is not None:
@@ -175,6 +170,9 @@ class CoreRollout:
             if self.over:
                 raise StopAsyncIteration
             await self._change()
+
+    async def kept(self) -> None:
+        """Wait, before a completion is returned, until its tokens are safe; here they are at once."""
 
     async def _change(self) -> None:
         """Wait until something has changed, and let time pass meanwhile."""
@@ -267,20 +265,8 @@ class CoreRollout:
         """Abort all unfinished requests of a group."""
         self._abort(self._transcripts.unfinished_of(group_id), by)
 
-    def leave_group(self, group_id: str) -> None:
-        """Abort all unfinished requests of a group; in a journal they stay unfinished."""
-        journal, self.journal = self.journal, None
-        try:
-            self.abort_group(group_id)
-        finally:
-            self.journal = journal
-
     def leave(self) -> None:
-        """Close it and abort all unfinished requests.
-
-        In a journal they stay unfinished: another process may go on with them.
-        """
-        self.journal = None
+        """Close it and abort all unfinished requests."""
         self.close()
         self._abort(list(self.unfinished))
 
@@ -289,6 +275,20 @@ class CoreRollout:
             self._controller.apply(RequestsAborted(tuple(request_ids), by))
 
     # Calls from the controller.
+
+    def begin(self, groups: Sequence[PromptGroup]) -> Sequence[Sequence[WrittenResponse]]:
+        """Return what is written already of groups that are added: all responses of each, or none.
+
+        A class made from this one may also refuse groups here, by a ``PromptError``.
+        """
+        return [()] * len(groups)
+
+    def chunk_ended(self, event: ChunkFinished, output: ChunkOutput) -> Callable[[], None] | None:
+        """Look at a chunk that has ended; return what is to be called once the scheduler has taken it."""
+        return None
+
+    def extended(self, event: EnvironmentAnswered) -> None:
+        """Look at a response that has just been extended, before the scheduler takes that."""
 
     def see(self, event: Event) -> None:
         """Take note of an event, other than the end of a chunk."""
@@ -326,8 +326,5 @@ class CoreRollout:
         self._wake()
 
 
-MakeRollout = Callable[
-    [Transcripts, Clock, ObserverHub, ControllerCalls, int | None, Journal | None],
-    CoreRollout,
-]
+MakeRollout = Callable[[Transcripts, Clock, ObserverHub, ControllerCalls, int | None], CoreRollout]
 """``CoreRollout``, or a class made from it."""

@@ -11,7 +11,7 @@ import attrs
 import msgspec
 
 from seer_core.errors import PluginError, TransitionError, WeightVersionError
-from seer_core.model import ChunkRecord, Completion, PromptGroup, Sampling, TurnRecord
+from seer_core.model import ChunkRecord, Completion, PromptGroup, Sampling, TurnRecord, WrittenResponse
 from seer_core.model.arrays import LEAST_LOGPROB, Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.events import (
     ChunkFailed,
@@ -25,7 +25,6 @@ from seer_core.model.events import (
 from seer_core.ports.drafting import SiblingTokens
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
 from seer_core.ports.extension import HeldResponse
-from seer_core.ports.journal import WrittenResponse
 from seer_core.scheduling.sibling_tokens import SiblingLog
 
 __all__ = ["ClosedRequest", "ReadText", "Transcripts"]

@@ -13,13 +13,12 @@ import attrs
 import msgspec
 from msgspec import Meta, Struct
 
-from seer_core.errors import ConfigError, PromptError, SeerError, printable, quote
-from seer_core.json_files import SHOWN, explain_error
+from seer_core.errors import SHOWN, ConfigError, PromptError, SeerError, explain_error, printable, quote
 from seer_core.model import MOST_RESPONSES, PromptGroup, Sampling, SamplingChoice
 from seer_core.plugins.config import RolloutTable, nearest
 from seer_core.plugins.config_types import Positive
 from seer_core.ports.engine import ModelInfo, Tokenizer
-from seer_core.runtime.groups import MOST_SEED, problem_of
+from seer_session.group_checks import MOST_SEED, problem_of
 from seer_session.long_texts import end_beyond, text_of
 from seer_session.rollouts import digest_of_prompt
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
-from seer_core.model import Completion, PromptGroup
-from seer_core.model.events import Event
-from seer_core.ports.engine import Clock
-from seer_core.ports.journal import Journal
+from seer_core.model import Completion, PromptGroup, WrittenResponse
+from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.events import ChunkFinished, EnvironmentAnswered, Event
+from seer_core.ports.engine import ChunkOutput, Clock
 from seer_core.runtime.observers import ObserverHub
 from seer_core.runtime.rollout import ControllerCalls, CoreRollout
 from seer_core.runtime.transcripts import ClosedRequest, Transcripts
+from seer_session.journal import Journal
 from seer_session.results import RolloutResult, Tally
 
 __all__ = ["MOST_NAMED", "Rollout", "digest_of_prompt"]
@@ -29,6 +31,9 @@ class Rollout(CoreRollout):
 
     ``named`` counts the groups that were named after each prompt; beyond ``MOST_NAMED`` prompts the least
     recently used ones are dropped.  Without ``keep``, the result holds only completions that were not read.
+
+    ``begin`` does the work of the method of that name.  A completion is returned once the ``journal``, if
+    there is one, has it.
     """
 
     def __init__(
@@ -38,18 +43,30 @@ class Rollout(CoreRollout):
         observers: ObserverHub,
         controller: ControllerCalls,
         most_requests: int | None = None,
-        journal: Journal | None = None,
         *,
+        begin: Callable[[Sequence[PromptGroup]], Sequence[Sequence[WrittenResponse]]],
         tally: Tally,
+        journal: Journal | None = None,
         keep: bool = True,
     ) -> None:
-        super().__init__(transcripts, clock, observers, controller, most_requests, journal)
+        super().__init__(transcripts, clock, observers, controller, most_requests)
+        self._begin = begin
+        self.journal = journal
         self.named: OrderedDict[str, int] = OrderedDict()
         self._tally = tally
         self._completions: list[Completion] | None = [] if keep else None
 
     def add(self, groups: Iterable[PromptGroup]) -> None:
-        """Roll out these groups as well; see ``CoreRollout.add``."""
+        """Roll out these groups as well; all of them, or none if it raises.
+
+        Raises:
+            PromptError: a group does not fit the model or the instances, or its id is that of another one
+                under way.
+            InputError: the journal has another group of its id, or one of other weights.
+            OverloadError: there would be more than ``most_requests`` unfinished ones; see ``room``.
+            SeerError: the rollout is closed.
+            EngineError: no instance is alive.
+        """
         groups = list(groups)
         super().add(groups)
         for group in groups:
@@ -70,19 +87,72 @@ class Rollout(CoreRollout):
         self.leave()
         return await self.wait()
 
+    def leave(self) -> None:
+        """Close it and abort all unfinished requests.
+
+        In a journal they stay unfinished: another process may go on with them.
+        """
+        self.journal = None
+        super().leave()
+
+    def leave_group(self, group_id: str) -> None:
+        """Abort all unfinished requests of a group; in a journal they stay unfinished."""
+        journal, self.journal = self.journal, None
+        try:
+            self.abort_group(group_id)
+        finally:
+            self.journal = journal
+
     @property
     def result(self) -> RolloutResult:
         """The finished responses so far, with a summary; only the unread ones if completions are not kept."""
         summary = self._tally.summary(self._transcripts.weight_version, self._observers.failed)
         return RolloutResult(list(self._ready if self._completions is None else self._completions), summary)
 
+    async def kept(self) -> None:
+        """Wait until the journal has what was written so far."""
+        if self.journal is not None:
+            await self.journal.synced()
+
+    # Calls from the controller.
+
     def see(self, event: Event) -> None:
         """Count an event, other than the end of a chunk."""
         super().see(event)
         self._tally.see(event)
 
+    def begin(self, groups: Sequence[PromptGroup]) -> Sequence[Sequence[WrittenResponse]]:
+        """Refuse groups that do not fit; return what the journal has of the others."""
+        return self._begin(groups)
+
+    def chunk_ended(self, event: ChunkFinished, output: ChunkOutput) -> Callable[[], None] | None:
+        """Give a chunk to the journal once the scheduler has taken it."""
+        # A simulated engine's lazy tokens are not worth their making: the next run has them as soon.
+        if self.journal is None or not isinstance(output.token_ids, list | Tokens):
+            return None
+        start, record = self._transcripts.last_chunk(event.request_id)
+        return partial(
+            self.journal.chunk,
+            event.request_id,
+            start,
+            Tokens(output.token_ids),
+            Logprobs(output.logprobs),
+            output.stopped,
+            record,
+            output.top_logprobs,
+            output.prompt_logprobs,
+        )
+
+    def extended(self, event: EnvironmentAnswered) -> None:
+        """Give what extends a response to the journal."""
+        if self.journal is not None:
+            start, token_ids, turn = self._transcripts.last_extension(event.request_id)
+            self.journal.answered(event.request_id, start, token_ids, turn, event.done)
+
     def take(self, closed: ClosedRequest) -> None:
         """Count a completion, keep it, and pass it on to the user."""
+        if self.journal is not None and closed.completion.finish_reason == "aborted":
+            self.journal.aborted(closed.completion.request_id)
         self._tally.add(closed.completion, closed.group_over, closed.resumed_tokens)
         if self._completions is not None:
             self._completions.append(closed.completion)

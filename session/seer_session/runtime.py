@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Self, cast
 
 import attrs
+import msgspec
+from seer_host.config_files import load_config
 from seer_host.text import text_before_stop
 from seer_host.weight_copies import WeightCopies
 
-from seer_core.model import PromptGroup, Sampling
-from seer_core.plugins.config import Config, RolloutTable, SeerTable
-from seer_core.plugins.loading import Assembly, fill_slots
+from seer_core.model import PromptGroup, Sampling, WrittenResponse
+from seer_core.plugins.config import NO_COPY, Config, RolloutTable, SeerTable
+from seer_core.plugins.loading import Assembly, assemble, fill_slots
 from seer_core.ports.environment import Environment
 from seer_core.ports.extension import MakeExtender
-from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
 from seer_core.runtime.driver import Driver
 from seer_session.environments import EnvironmentCalls
+from seer_session.group_checks import check_groups
+from seer_session.journal import Journal
 from seer_session.prompts import make_groups
 from seer_session.results import Tally
 from seer_session.rollouts import Rollout
@@ -41,6 +45,20 @@ class Runtime(Driver):
         super().__init__(
             assembly, settings, defaults, WeightCopies(settings.weights_dir), self._text_of_response
         )
+
+    @classmethod
+    def from_config(cls, config: Config | str | Path, observers: Iterable[Observer] = ()) -> Self:
+        """Assemble a runtime from a configuration or its file, with more observers; nothing is started yet.
+
+        Raises:
+            ConfigError, PluginError: see ``load_config`` and ``assemble``.
+        """
+        config = config if isinstance(config, Config) else load_config(config)
+        settings = config.seer
+        if settings.weights_dir not in ("", NO_COPY):
+            place = str(config.base_dir / settings.weights_dir)
+            settings = msgspec.structs.replace(settings, weights_dir=place)
+        return cls(assemble(config).with_observer(*observers), settings, config.rollout)
 
     def _text_of_response(
         self, sampling: Sampling, prompt: Sequence[int], token_ids: Sequence[int], stopped: bool
@@ -129,9 +147,10 @@ class Runtime(Driver):
     ) -> Rollout:
         """Begin a rollout that takes groups until it is closed, as ``Driver.open``.
 
-        Without ``keep``, its result holds only completions that have not been read.  An ``environment``
-        answers the turns of all responses, in place of the one that the configuration names, if any.  Its
-        ``start`` and ``stop`` are the caller's.
+        Without ``keep``, its result holds only completions that have not been read.  Tokens that a
+        ``journal`` has of an added group are not computed again, and those that are computed go there.  An
+        ``environment`` answers the turns of all responses, in place of the one that the configuration names,
+        if any.  Its ``start`` and ``stop`` are the caller's.
 
         Raises:
             SeerError: something else is under way, the instances sleep, or the last rollout failed midway.
@@ -146,11 +165,24 @@ class Runtime(Driver):
         )
         rollout = super().open(
             most_requests=most_requests,
-            journal=journal,
             make_extender=made,
-            make_rollout=partial(Rollout, tally=tally, keep=keep),
+            make_rollout=partial(
+                Rollout, begin=partial(self._begin, journal), tally=tally, journal=journal, keep=keep
+            ),
         )
         return cast("Rollout", rollout)
+
+    def _begin(
+        self, journal: Journal | None, groups: Sequence[PromptGroup]
+    ) -> Sequence[Sequence[WrittenResponse]]:
+        """Refuse groups that do not fit; return what an earlier process has written of the others."""
+        check_groups(groups, self.model, self.alive.values())
+        if journal is None:
+            return [()] * len(groups)
+        weights, digest = self._fleet.weights, self.model.digest
+        version = weights.current.version
+        first = {"model": digest} if digest and not version else {}
+        return journal.begin(groups, version, weights.fingerprints | first, self._fleet.end_token_ids)
 
     def _extender_of(
         self, make_extender: MakeExtender | None, environment: Environment | None

@@ -5,13 +5,13 @@ import re
 
 import pytest
 from msgspec.structs import replace
+from seer_session.group_checks import problem_of
 from seer_session.prompts import make_groups, read_prompts
 
 from seer_core.errors import ConfigError, PromptError
 from seer_core.model import PromptGroup, Sampling, request_seed
 from seer_core.plugins.config import RolloutTable
 from seer_core.ports.engine import ModelInfo
-from seer_core.runtime.groups import problem_of
 
 MODEL = ModelInfo(vocab_size=300, max_model_tokens=64)
 DEFAULTS = RolloutTable(n=2, max_tokens=16)

@@ -359,7 +359,7 @@ class EngineContract:
             assert engine.set_kv_pool(None) is False
         engine = stage.fleet.engines[0]  # which was given neither before its start
         engine.forget_group("unknown")
-        engine.push_sibling_tokens(SiblingTokens("", "unknown", "unknown/0", 0, Tokens([1])))
+        engine.add_sibling_tokens(SiblingTokens("", "unknown", "unknown/0", 0, Tokens([1])))
         [output] = await stage.run([stage.job(0)])
         assert (output.pool_tokens, sum(output.drafted_at)) == (0, 0)
 

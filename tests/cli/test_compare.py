@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 from seer_cli.compare import _cell
 from seer_cli.comparison import FIGURES, ArmResult, arms_of, compare, left_out
+from seer_host.config_files import load_config
 from seer_session.results import tail_time_s
 from seer_session.runtime import Runtime
 
 from seer_core.errors import ConfigError
-from seer_core.plugins.config import load_config
 
 TECHNIQUES = ("divided_rollout", "context_sched")
 SIM = """

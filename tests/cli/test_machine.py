@@ -6,11 +6,11 @@ import pytest
 from seer_cli.comparison import compare
 from seer_cli.finished_arms import FinishedArms
 from seer_cli.machine import FIXED_WORK, drift_in_words, probe_machine
+from seer_host.config_files import load_config
+from seer_host.machine_probe import MachineProbe
 from seer_session.runtime import Runtime
 
 from seer_core.errors import EngineError
-from seer_core.plugins.config import load_config
-from seer_core.ports.engine import MachineProbe
 
 SIM = "[compare]\noracle = []\n[engine.sim]\nkv_capacity_tokens = 1024\nmax_model_tokens = 512\n"
 SPEEDS_S = (0.4, 0.5, 0.3, 0.3)

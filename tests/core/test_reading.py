@@ -5,7 +5,7 @@ import sys
 import msgspec
 import pytest
 from seer_cli.profiles import read_profile
-from seer_host.json_format import JsonFormat
+from seer_host.json_files import JsonFormat
 from seer_trace.records import read_trace
 
 from seer_core.errors import ConfigError, InputError

@@ -5,6 +5,7 @@ import math
 
 import msgspec
 import pytest
+from seer_session.group_checks import problem_of
 from seer_session.prompts import make_groups
 
 from seer_core.errors import PromptError
@@ -12,7 +13,6 @@ from seer_core.model import PromptGroup, Sampling, SamplingChoice, StructuredOut
 from seer_core.model.sampling import CONTROLS
 from seer_core.plugins.config import RolloutTable
 from seer_core.ports.engine import ModelInfo
-from seer_core.runtime.groups import problem_of
 
 MODEL = ModelInfo(300, 64, controls=CONTROLS)
 

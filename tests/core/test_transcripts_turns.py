@@ -4,11 +4,10 @@ import msgspec
 import pytest
 from seer_host.text import text_before_stop
 
-from seer_core.model import PromptGroup, Sampling, TurnRecord
+from seer_core.model import PromptGroup, Sampling, TurnRecord, WrittenResponse
 from seer_core.model.arrays import LEAST_LOGPROB, Logprobs, Tokens, TopLogprobs
 from seer_core.model.events import Complete, Dispatch, EnvironmentAnswered, ResumedResponse
 from seer_core.ports.engine import ChunkOutput
-from seer_core.ports.journal import WrittenResponse
 from seer_core.runtime.transcripts import Transcripts
 
 SAMPLING = Sampling(stop=("=",))

@@ -46,7 +46,7 @@ class Trickle:
     def set_drafter(self, drafter):
         return False
 
-    def push_sibling_tokens(self, text):
+    def add_sibling_tokens(self, text):
         pass
 
     def set_kv_pool(self, pool):

@@ -24,6 +24,7 @@ from click.testing import CliRunner
 from seer_cli import main
 from seer_cli.profiles import read_profile
 from seer_grouped_spec.replay import load, replay
+from seer_host.config_files import load_config
 from seer_host.frames import Frames, WireError, encode
 from seer_lab.choose import choose_workload
 from seer_lab.fit import fit
@@ -37,7 +38,7 @@ from seer_worker.tokenizer import ModelTokenizer
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo, Sampling
-from seer_core.plugins.config import RolloutTable, load_config
+from seer_core.plugins.config import RolloutTable
 from seer_core.plugins.loading import assemble
 from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece, ModelInfo

@@ -1,9 +1,9 @@
 """Reading a configuration: every wrong key and value is an error that says where and what instead."""
 
 import pytest
+from seer_host.config_files import load_config
 
 from seer_core.errors import ConfigError, SeerError
-from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import assemble
 
 

@@ -7,11 +7,11 @@ import pytest
 import structlog
 from seer_cli.comparison import arms_of
 from seer_cli.installed import slots_of
+from seer_host.config_files import load_config
 
 from seer_core.errors import ConfigError, EngineError, PluginError
 from seer_core.model import InstanceInfo
 from seer_core.model.events import ChunkFinished
-from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import Strategies, assemble
 from seer_core.ports.kv import PoolStats, StoreSpec
 from seer_core.scheduling.scheduler import Policies, Slot

@@ -1,12 +1,12 @@
 """Labels of prompts and instances, and the time: what strategies see of them, and that replays stay exact."""
 
 import pytest
+from seer_host.config_files import load_config
 from seer_session.session import rollout
 from seer_trace.records import TraceWriter, read_trace, replay
 
 from seer_core.errors import ConfigError, PromptError
 from seer_core.model.events import InstanceStarted
-from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import fill_slots
 from seer_core.scheduling.scheduler import Scheduler
 

@@ -1,9 +1,9 @@
 """The launcher that a config names, and the parts of a run that cannot do with one."""
 
 import pytest
+from seer_host.config_files import load_config
 
 from seer_core.errors import ConfigError
-from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import assemble
 from seer_core.ports.contracts import implemented
 

@@ -1,11 +1,11 @@
 """A limit on how many chunks an instance gets at once, set while a rollout runs."""
 
 import pytest
+from seer_host.config_files import make_config
 from seer_session.runtime import Runtime
 
 from seer_core.errors import EngineError
 from seer_core.model.events import ChunkFinished, Dispatch, InstanceLimited
-from seer_core.plugins.config import make_config
 from seer_core.ports.policy import Observer
 
 from .helpers import outputs, play

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from seer_cli.installed import slots_of
+from seer_host.config_files import load_config
 from seer_session.runtime import Runtime
 
 from seer_core.errors import ConfigError, PluginError
-from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import assemble
 from seer_core.plugins.merge_fleets import merge_fleets
 from seer_core.ports.clock import RealClock

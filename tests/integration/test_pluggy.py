@@ -6,9 +6,9 @@ import attrs
 import pytest
 from seer_cli.comparison import arms_of, left_out
 from seer_cli.installed import offers, slots_of
+from seer_host.config_files import load_config
 
 from seer_core.errors import ConfigError, PluginError
-from seer_core.plugins.config import load_config
 from seer_core.plugins.hooks import Plugin, SeerPluginManager
 from seer_core.plugins.loading import assemble, fill_slots, load_enabled
 

@@ -3,9 +3,9 @@
 import re
 
 import pytest
+from seer_host.config_files import load_config
 
 from seer_core.errors import ConfigError, PluginError
-from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import assemble
 
 from .helpers import HEAD, NAMED_QUEUE

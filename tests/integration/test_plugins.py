@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from seer_cli.installed import describe, offers, slots_of
+from seer_host.config_files import load_config
 from seer_session.runtime import Runtime
 from seer_session.session import rollout
 
 from seer_core.errors import ConfigError, PluginError
-from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import assemble, fill_slots, installed
 from seer_core.ports.engine import InstanceClient
 

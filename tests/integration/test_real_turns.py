@@ -9,11 +9,11 @@ from pathlib import Path
 import attrs
 import msgspec
 import pytest
+from seer_host.config_files import load_config
 from seer_session.runtime import Runtime
 
 from seer_core.model import PromptGroup
 from seer_core.model.events import Complete
-from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import Strategies, fill_slots
 from seer_core.ports.drafting import StepTimes
 from seer_core.scheduling.scheduler import Policies, Slot

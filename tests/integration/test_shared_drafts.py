@@ -10,9 +10,9 @@ from pathlib import Path
 import attrs
 import msgspec
 import pytest
+from seer_host.config_files import load_config
 from seer_session.runtime import Runtime
 
-from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import fill_slots
 from seer_core.ports.drafting import StepTimes
 from seer_core.scheduling.scheduler import Slot

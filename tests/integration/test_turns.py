@@ -5,6 +5,7 @@ import importlib
 from pathlib import Path
 
 import pytest
+from seer_host.config_files import load_config, make_config
 from seer_journal import DiskJournal
 from seer_session.runtime import Runtime
 from seer_session.session import Session
@@ -14,7 +15,6 @@ from structlog.testing import capture_logs
 from seer_core.errors import ConfigError, EngineError, InputError, PluginError
 from seer_core.model import PromptGroup
 from seer_core.model.events import AskEnvironment, ChunkFinished, EnvironmentAnswered
-from seer_core.plugins.config import load_config, make_config
 from seer_core.plugins.loading import Assembly, Strategies, assemble
 from seer_core.ports.environment import EnvironmentAnswer
 from seer_core.scheduling.scheduler import CORE, Policies, Scheduler, Slot

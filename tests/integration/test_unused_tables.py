@@ -3,10 +3,10 @@
 import sys
 
 import pytest
+from seer_host.config_files import load_config
 
 from seer_core.errors import ConfigError
 from seer_core.plugins import loading
-from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import assemble, fill_slots, installed, load_enabled
 
 SPLITTER = """

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import msgspec
 import torch
+from seer_host.config_files import load_config
 from seer_session.runtime import Runtime
 from seer_worker.sampling.noise import gumbel, noise_steps
 from transformers import AutoModelForCausalLM
 
 from bench.harness import EXAMPLE, Row
 from seer_core.model import Completion, PromptGroup, Sampling
-from seer_core.plugins.config import load_config
 
 TEMPERATURES = (0.0, 1.0)
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from seer_host.json_format import JsonFormat
+from seer_host.json_files import JsonFormat
 from seer_host.line_files import LineFile
 
 from seer_core.errors import InputError, OutputError, SeerError

@@ -90,6 +90,37 @@ class Emulation:
         )
 
 
+class EmulatedMeters:
+    """The ``Meters`` of an emulated engine: what its cost model says."""
+
+    def __init__(self, emulation: Emulation, info: InstanceInfo, shares_kv: bool) -> None:
+        self._emulation, self._info, self._shares_kv = emulation, info, shares_kv
+
+    def steps(
+        self,
+        batch: Sequence[int],
+        draft_tokens: Sequence[int],
+        context_tokens: int | None,
+        cell_s: float,
+    ) -> StepTimes:
+        """Return the times of the cost model.
+
+        Raises:
+            Rejected: no step of these sizes fits.
+        """
+        emulation = self._emulation
+        times = emulation.settings.acceptance
+        drafts = Drafts(step_s=times.step_s, request_s=times.request_s)
+        try:
+            return step_times(emulation.cost, drafts, self._info, batch, draft_tokens, context_tokens)
+        except EngineError as error:
+            raise Rejected(str(error)) from error
+
+    def moves(self) -> Mapping[str, float]:
+        """Return what the settings have of a load."""
+        return {"fetch_s_per_token": self._emulation.save_s(1)} if self._shares_kv else {}
+
+
 class EmulatedSteps:
     """A base, named before an engine's adapter, that does otherwise where steps are emulated."""
 
@@ -154,29 +185,9 @@ class EmulatedSteps:
     def wake(self) -> None:
         """Do nothing."""
 
-    def measure_moves(self) -> Mapping[str, float]:
-        """Return what the settings have of a load."""
-        return {"fetch_s_per_token": self.emulation.save_s(1)} if self._shares_kv else {}
-
-    def measure_steps(
-        self,
-        batch: Sequence[int],
-        draft_tokens: Sequence[int],
-        context_tokens: int | None,
-        cell_s: float,
-    ) -> StepTimes:
-        """Return the times of the cost model.
-
-        Raises:
-            Rejected: no step of these sizes fits.
-        """
-        emulation = self.emulation
-        times = emulation.settings.acceptance
-        drafts = Drafts(step_s=times.step_s, request_s=times.request_s)
-        try:
-            return step_times(emulation.cost, drafts, self.info, batch, draft_tokens, context_tokens)
-        except EngineError as error:
-            raise Rejected(str(error)) from error
+    def meters(self) -> EmulatedMeters:
+        """Return what measures by the cost model."""
+        return EmulatedMeters(self.emulation, self.info, self._shares_kv)
 
     def telemetry(self) -> Telemetry:
         """Add, in real time, how far steps fell behind."""

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 
+from seer_host.json_files import describe_flaw
 from seer_host.process import ChildProcess, log_tail
 from seer_worker.process.child import configure_log
 
 from seer_core.errors import EngineError
-from seer_core.json_files import describe_flaw
 
 __all__ = ["StepperServer", "fork_server", "main"]
 

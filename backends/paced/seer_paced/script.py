@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+from seer_host.json_files import UNREADABLE, describe_flaw
 from seer_sim.lengths import Lengths
 from seer_sim.tokens import EOS_TOKEN_ID, generate
 from seer_worker.process.adapter import ScriptedTokens
 
 from seer_core.errors import ConfigError, quote
-from seer_core.json_files import UNREADABLE, describe_flaw
 from seer_core.ports.engine import ChunkJob
 
 __all__ = ["Recorded", "Script", "ScriptError", "TokenScript", "read_script"]

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 import ray
 import structlog
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
+from seer_host.json_files import describe_flaw
 from seer_host.threads import in_thread
 from seer_worker.client.channel import Channel
 from seer_worker.client.worker_log import WorkerLog
@@ -26,7 +27,6 @@ from seer_worker.wire import FromWorker, Shutdown
 
 from seer_core.error_origin import one_line
 from seer_core.errors import EngineError, NoPlaceError
-from seer_core.json_files import describe_flaw
 from seer_core.ports.weights import WeightSpec
 from seer_ray import cluster, places
 from seer_ray.places import Place

@@ -23,12 +23,12 @@ import msgspec
 import ray
 import structlog
 from seer_host.checkpoint_files import NONCE, digest_of_files, weight_files
+from seer_host.json_files import describe_flaw
 from seer_host.threads import in_thread
 from seer_worker.client.worker_port import WorkerPort
 
 from seer_core.error_origin import one_line
 from seer_core.errors import EngineError
-from seer_core.json_files import describe_flaw
 from seer_core.ports.weights import DIRECTORY, SHARED_MEMORY, WeightSpec, directory
 from seer_ray.keeper import SILENCE_S, Cargo, Fetched
 from seer_ray.supervisor import Started

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from seer_host.config_files import load_config
 from seer_host.shared_weights import SharedWeights
 from seer_session import Session
-
-from seer_core.plugins.config import load_config
 
 pytest.importorskip("ray")
 EXAMPLE = Path(__file__).parents[3] / "examples/tiny_reasoner"

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from pooled import BLOCK_TOKENS
 from seer_divided_rollout import Chunks
+from seer_host.config_files import load_config
 from seer_kv_local import NodePools
 from seer_mooncake import MooncakePool
 from seer_mooncake import Settings as Mooncake
@@ -20,7 +21,6 @@ from seer_worker.client.local import LocalLauncher
 from seer_worker.client.process_client import ProcessClient
 
 from seer_core.errors import EngineError
-from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import Strategies, fill_slots
 from seer_core.scheduling.scheduler import Policies, Slot
 

@@ -701,7 +701,7 @@ class RemoteInstance:
 
     # Weights and caches.
 
-    def push_sibling_tokens(self, text: SiblingTokens) -> None:
+    def add_sibling_tokens(self, text: SiblingTokens) -> None:
         """Send it on, if the server drafts for this run."""
         self.seer.push(text)
 

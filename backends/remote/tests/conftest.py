@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from seer_host.config_files import make_config
 from seer_remote.fleet import RemoteFleet
 from seer_remote.plugin import Settings, seer_make_engines
 from seer_server import make_app
 from seer_session.runtime import Runtime
 
 from seer_core.model import Sampling
-from seer_core.plugins.config import make_config
 from seer_core.plugins.hookspecs import Startup
 
 sys.path.insert(0, str(Path(__file__).parent))

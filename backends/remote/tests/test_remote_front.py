@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 from aiohttp import web
+from seer_host.config_files import make_config
 from seer_remote.instance import RemoteInstance
 from seer_server import make_app
 from seer_server import servers as control_calls
 from seer_session.runtime import Runtime
 
 from seer_core.model.events import GroupsSubmitted
-from seer_core.plugins.config import make_config
 from seer_core.ports.policy import Observer
 from tests.support.eventually import eventually
 

@@ -4,10 +4,9 @@ from functools import partial
 
 import pytest
 from aiohttp import web
+from seer_host.config_files import make_config
 from seer_server import make_app
 from seer_session.runtime import Runtime
-
-from seer_core.plugins.config import make_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL imports what it finds, vLLM too, which warns of much
 pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")

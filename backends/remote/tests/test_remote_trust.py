@@ -9,12 +9,12 @@ import httpx
 import pytest
 from aiohttp import web
 from seer_context_sched.prioritizer import ContextAware
+from seer_host.config_files import make_config
 from seer_server import make_app
 from seer_server.broker import Trust
 from seer_session.runtime import Runtime
 
 from seer_core.errors import ConfigError
-from seer_core.plugins.config import make_config
 from tests.support.eventually import eventually
 
 PATIENCE_S = 60

@@ -11,10 +11,10 @@ import attrs
 import structlog
 import torch
 from seer_worker.machine import memory_bytes
-from seer_worker.process.adapter import EndedChunk, EngineAdapter, LogitRow, Rejected, ScriptedTokens
+from seer_worker.process.adapter import EndedChunk, EngineAdapter, LogitRow, Meters, Rejected, ScriptedTokens
 from seer_worker.process.drafts import SourceProposer
 from seer_worker.process.figures import serve_figures
-from seer_worker.process.meters import Sizes, measure_moves, measure_steps
+from seer_worker.process.meters import BenchMeters, Sizes
 from seer_worker.process.pooling import AWAITED_BYTES, PooledRequests
 from seer_worker.weights import checkpoint
 from seer_worker.wire import Start, Telemetry
@@ -23,7 +23,6 @@ from seer_core.error_origin import fact_of
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
 from seer_core.model.arrays import TopLogprobs
-from seer_core.ports.drafting import StepTimes
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore
 from seer_core.ports.weights import WeightSpec
@@ -32,7 +31,6 @@ from seer_sglang.rank import RankStart, SglangRank
 from seer_sglang.ranks import LeadingRank
 
 if TYPE_CHECKING:
-    from seer_sglang.bench import SglangBench
     from seer_sglang.blocks import SglangLayers
     from seer_sglang.engine import Chunk
 
@@ -157,8 +155,8 @@ class SglangAdapter(EngineAdapter):
         waiting = self.engine.waiting
         return Telemetry(len(self.engine.chunks) - waiting, waiting, self.engine.kv_usage)
 
-    def bench(self) -> SglangBench:
-        """Return the idle engine for the meters."""
+    def meters(self) -> Meters:
+        """Return what measures steps and chunks of made-up requests."""
         from seer_sglang.bench import SglangBench
 
         scheduler, info = self.engine.scheduler, self.info
@@ -172,21 +170,7 @@ class SglangAdapter(EngineAdapter):
             blocks=info.kv_capacity_tokens // info.block_tokens,
         )
         drafting = None if self.drafts is None else self.drafts.drafting
-        return SglangBench(self.engine, self.reset_cache, sizes, drafting, self._pool)
-
-    def measure_steps(
-        self,
-        batch: Sequence[int],
-        draft_tokens: Sequence[int],
-        context_tokens: int | None,
-        cell_s: float,
-    ) -> StepTimes | None:
-        """Time steps of made-up requests."""
-        return measure_steps(self.bench(), batch, draft_tokens, context_tokens, cell_s)
-
-    def measure_moves(self) -> Mapping[str, float]:
-        """Time what made-up chunks cost to begin and to move."""
-        return measure_moves(self.bench())
+        return BenchMeters(SglangBench(self.engine, self.reset_cache, sizes, drafting, self._pool))
 
     def reset_cache(self) -> None:
         """Drop all cached KV; what is not finite in its memory is written over before it is read."""

@@ -7,9 +7,9 @@ from math import prod
 from typing import Any, Literal
 
 import msgspec
+from seer_host.json_files import describe_flaw
 
-from seer_core.errors import ConfigError, printable
-from seer_core.json_files import SHOWN, describe_flaw
+from seer_core.errors import SHOWN, ConfigError, printable
 from seer_core.plugins.config_types import NotNegative
 from seer_core.ports.drafting import SourceSpec
 from seer_sim.acceptance import Acceptance

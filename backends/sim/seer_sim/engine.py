@@ -194,7 +194,7 @@ class SimEngine:
             self._ending.append(run)
             self._cut()
 
-    def push_sibling_tokens(self, text: SiblingTokens) -> None:
+    def add_sibling_tokens(self, text: SiblingTokens) -> None:
         """Do nothing: no draft of a simulated model comes from text."""
 
     def forget_group(self, group_id: str) -> None:

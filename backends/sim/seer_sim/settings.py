@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
+from seer_host.json_files import describe_flaw
 from seer_host.labels import InstanceLabels
 
 from seer_core.errors import ConfigError, quote
-from seer_core.json_files import describe_flaw
 from seer_core.plugins.config_types import NotNegative
 from seer_sim.clock import VirtualClock
 from seer_sim.cost import CostModel

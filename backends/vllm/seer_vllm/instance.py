@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,10 @@ from typing import Any
 
 import structlog
 from msgspec import structs
-from seer_worker.process.adapter import EndedChunk, EngineAdapter, LogitRow, Rejected, ScriptedTokens
+from seer_worker.process.adapter import EndedChunk, EngineAdapter, LogitRow, Meters, Rejected, ScriptedTokens
 from seer_worker.process.dead_ranks import end_after_grace
 from seer_worker.process.figures import serve_figures
-from seer_worker.process.meters import measure_moves, measure_steps
+from seer_worker.process.meters import BenchMeters
 from seer_worker.process.pooling import AWAITED_BYTES, PAUSE_S, PooledRequests
 from seer_worker.process.shared_blocks import SharedBlocks
 from seer_worker.weights import checkpoint
@@ -38,7 +38,7 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
 from seer_core.model.arrays import Logprobs, PromptLogprobs, TopLogprobs
-from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec, StepTimes
+from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import Bytes, KVStore
 from seer_core.ports.weights import WeightSpec
@@ -207,25 +207,11 @@ class VllmAdapter(EngineAdapter):
         """Return how much vLLM has to do."""
         return Telemetry(*self._scheduler.get_request_counts(), self._scheduler.get_kv_cache_usage())
 
-    def bench(self) -> VllmBench:
-        """Return the idle engine for the meters."""
+    def meters(self) -> Meters:
+        """Return what measures steps and chunks of made-up requests."""
         drafts = self.drafts is not None
         calls = self._step, self._drain, self.reset_cache
-        return VllmBench(self.engine, *calls, self._scheduler, self._connector, drafts)
-
-    def measure_steps(
-        self,
-        batch: Sequence[int],
-        draft_tokens: Sequence[int],
-        context_tokens: int | None,
-        cell_s: float,
-    ) -> StepTimes | None:
-        """Time steps of made-up requests."""
-        return measure_steps(self.bench(), batch, draft_tokens, context_tokens, cell_s)
-
-    def measure_moves(self) -> Mapping[str, float]:
-        """Time what made-up chunks cost to begin and to move."""
-        return measure_moves(self.bench())
+        return BenchMeters(VllmBench(self.engine, *calls, self._scheduler, self._connector, drafts))
 
     def reset_cache(self) -> None:
         """Drop all cached KV."""

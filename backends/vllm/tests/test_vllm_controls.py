@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from seer_host.config_files import make_config
 from seer_session import Session
 from seer_vllm.plugin import vllm_environment
-
-from seer_core.plugins.config import make_config
 
 pytest.register_assert_rewrite("backends.tests.sampling_controls")
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from seer_host.machine_probe import MachineProbe
 
 from seer_core.model import InstanceInfo
 from seer_core.ports.drafting import SiblingTokens, SourceSpec, StepTimes
-from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece, MachineProbe
+from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
 from seer_core.ports.kv import LOOPBACK, StoreSpec
 from seer_core.ports.weights import WeightSpec
 from seer_worker.tokenizer.reading import TokenizerReading
 
 __all__ = [
     "AbortChunk",
+    "AddSiblingTokens",
     "Called",
     "ControlCall",
     "Degraded",
@@ -32,7 +34,6 @@ __all__ = [
     "Measured",
     "PoolMessage",
     "ProbeMachine",
-    "PushSiblingTokens",
     "ReadTokenizer",
     "Ready",
     "ResetCache",
@@ -118,7 +119,7 @@ class EndChunkEarly(msgspec.Struct, frozen=True, tag=True):
     job_id: str
 
 
-class PushSiblingTokens(msgspec.Struct, frozen=True, tag=True):
+class AddSiblingTokens(msgspec.Struct, frozen=True, tag=True):
     """Give drafting what a response has written on another instance, silently."""
 
     text: SiblingTokens
@@ -180,7 +181,7 @@ ToWorker = (
     | Submit
     | AbortChunk
     | EndChunkEarly
-    | PushSiblingTokens
+    | AddSiblingTokens
     | ForgetGroup
     | PoolMessage
     | ControlCall

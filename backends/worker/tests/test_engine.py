@@ -12,6 +12,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from seer_host.machine_probe import MachineProber
 from seer_testing import EngineContract
 from seer_worker.client import fork_server
 from seer_worker.client.channel import Channel
@@ -25,7 +26,7 @@ from seer_core.model import Sampling
 from seer_core.model.arrays import Tokens
 from seer_core.ports.clock import RealClock
 from seer_core.ports.drafting import SiblingTokens, SourceSpec
-from seer_core.ports.engine import ChunkJob, MachineProber, ModelInfo, PlaceSeeker
+from seer_core.ports.engine import ChunkJob, ModelInfo, PlaceSeeker
 from seer_core.ports.kv import PoolStats, StoreSpec
 from seer_core.ports.weights import directory
 
@@ -261,7 +262,7 @@ def test_the_worker_gives_back_what_its_instance_need_not_see(launch):
         }
         with pytest.raises(EngineError, match="UpdateWeights on instance 'toy-0': these weights are bad"):
             await engine.update_weights(directory("/bad"), 1)
-        with pytest.raises(EngineError, match="MeasureSteps on instance 'toy-0': it has no clock"):
+        with pytest.raises(EngineError, match="on instance 'toy-0': this engine does not measure"):
             await engine.measure_steps((1,), (0,))
         engine.submit(job("held", group="held"))
         with pytest.raises(EngineError, match="1 chunks are running"):
@@ -536,9 +537,9 @@ def test_siblings_text_is_sent_to_an_instance_whose_drafter_shares(launch, shari
         engine = ProcessClient("toy-0", attrs.evolve(launch, cannot_draft=None, own_methods=("toy:own",)))
         assert engine.set_drafter(OwnDrafter(sharing)) is sharing
         text = SiblingTokens("r", "g", "g/1", 0, Tokens([7, 8]))
-        engine.push_sibling_tokens(text)  # it is not running yet
+        engine.add_sibling_tokens(text)  # it is not running yet
         await engine.start(sink)
-        engine.push_sibling_tokens(text)
+        engine.add_sibling_tokens(text)
         engine.submit(job())
         await sink.until(lambda: sink.outputs)
         taught = [each.reason for each in sink.degradations]

@@ -4,8 +4,10 @@ import msgspec
 import pytest
 from seer_host import frames
 from seer_host.frames import Frames, WireError, encode
+from seer_host.machine_probe import MachineProbe
 from seer_worker.wire import (
     AbortChunk,
+    AddSiblingTokens,
     Called,
     Degraded,
     Failed,
@@ -16,7 +18,6 @@ from seer_worker.wire import (
     MeasureSteps,
     PoolMessage,
     ProbeMachine,
-    PushSiblingTokens,
     Ready,
     ResetCache,
     Shutdown,
@@ -33,7 +34,7 @@ from seer_worker.wire import (
 from seer_core.model import InstanceInfo, Sampling
 from seer_core.model.arrays import Logprobs, Tokens, TopLogprobs
 from seer_core.ports.drafting import SiblingTokens, SourceSpec, StepTimes
-from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece, MachineProbe
+from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
 from seer_core.ports.weights import directory
 
 JOB = ChunkJob("j", "r", "g", [1, 2, 3], 2, 64, Sampling(0.7, 0.9, 5), 2**63 - 1, 4, probe=True)
@@ -45,7 +46,7 @@ TO_WORKER = [
     Start("p.m:I", "i", {}, "/tmp/x", SourceSpec("e:own", {}, 8), own_methods=("e:own",)),
     Submit(JOB),
     AbortChunk("j"),
-    PushSiblingTokens(SiblingTokens("roll", "g", "g/1", 7, Tokens([1, 70_000, 2**31 - 1]))),
+    AddSiblingTokens(SiblingTokens("roll", "g", "g/1", 7, Tokens([1, 70_000, 2**31 - 1]))),
     ForgetGroup("g"),
     PoolMessage({"epoch": 2**40}),
     ResetCache(),

@@ -3,6 +3,7 @@
 import os
 import time
 from math import nan
+from types import SimpleNamespace
 
 from seer_worker.process.adapter import EndedChunk, Rejected
 from seer_worker.process.pooling import PooledRequests
@@ -87,9 +88,6 @@ class Toy:
         self.reports.clear()
         return reports
 
-    def measure_steps(self, batch, draft_tokens, context_tokens, cell_s):
-        raise Rejected("it has no clock")
-
     def reset_cache(self):
         pass
 
@@ -156,8 +154,8 @@ class Ranking(Streaming):
 class Measuring(Toy):
     """Measures the process that it is in."""
 
-    def measure_moves(self):
-        return {"step_s": float(os.getpid())}
+    def meters(self):
+        return SimpleNamespace(moves=lambda: {"step_s": float(os.getpid())})
 
 
 class Hesitant(Streaming):

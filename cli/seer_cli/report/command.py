@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from seer_host.json_format import JsonFormat
+from seer_host.json_files import JsonFormat
 from seer_trace.records import TraceRecord, read_trace
 
 from seer_cli.common import main_options

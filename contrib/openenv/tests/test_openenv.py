@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import seer_openenv.episode
 from seer_divided_rollout import Chunks, KvAware
+from seer_host.config_files import make_config
 from seer_journal import DiskJournal
 from seer_openenv import OpenEnv
 from seer_session.runtime import Runtime
@@ -20,7 +21,6 @@ from structlog.testing import capture_logs
 from seer_core.errors import ConfigError, EngineError
 from seer_core.model import PromptGroup
 from seer_core.model.events import EnvironmentAnswered
-from seer_core.plugins.config import make_config
 from seer_core.plugins.loading import Assembly, Strategies, assemble
 from seer_core.ports.environment import AnsweredTurn, ModelTurn, Trajectory
 from seer_core.scheduling.scheduler import CORE, Policies, Slot

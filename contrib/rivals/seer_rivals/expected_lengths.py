@@ -8,7 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from seer_host.json_format import JsonFormat
+from seer_host.json_files import JsonFormat
 
 from seer_core.errors import ConfigError, PromptError
 from seer_core.model import GroupContext, Request

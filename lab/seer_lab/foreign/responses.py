@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from seer_host.json_files import UNREADABLE, describe_flaw
 
 from seer_core.errors import InputError
-from seer_core.json_files import UNREADABLE, describe_flaw
 from seer_lab.lengths import GroupLengths, RecordedTurn
 
 __all__ = ["LoggedResponse", "group_responses", "keys_of", "read_lines"]

@@ -16,9 +16,9 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from seer_host.json_files import describe_flaw
 
 from seer_core.errors import ConfigError, InputError, quote
-from seer_core.json_files import describe_flaw
 from seer_lab.foreign.memory import limited_memory
 from seer_lab.foreign.responses import LoggedResponse
 from seer_lab.lengths import LONGEST, RecordedTurn, Tokens

@@ -2,6 +2,7 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 from seer_baselines.streamrl_oracle import Settings, StreamRLOracle
+from seer_host.config_files import make_config
 from seer_testing.rollouts import outlast_arrivals, roll_out_at_random
 
 from seer_core.errors import PromptError
@@ -14,7 +15,6 @@ from seer_core.model.events import (
     InstanceLost,
     InstanceStarted,
 )
-from seer_core.plugins.config import make_config
 from seer_core.plugins.loading import fill_slots
 from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from seer_host.json_format import JsonFormat
+from seer_host.json_files import JsonFormat
 
 from seer_core.errors import ConfigError
 from seer_core.model.arrays import Tokens

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from seer_host.json_files import UNREADABLE, describe_flaw
 
-from seer_core.errors import SeerError, printable
-from seer_core.json_files import SHOWN, UNREADABLE, describe_flaw
+from seer_core.errors import SHOWN, SeerError, printable
 from seer_grouped_spec._index import DraftIndex, Voting
 
 __all__ = ["Recording", "ReplayError", "ReplayRow", "ResponseSteps", "load", "replay", "replay_steps"]

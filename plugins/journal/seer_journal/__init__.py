@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Literal
 
@@ -20,9 +21,8 @@ import structlog
 from seer_host.line_files import claim
 
 from seer_core.errors import InputError, OutputError, quote
-from seer_core.model import ChunkRecord, PromptGroup, TurnRecord
+from seer_core.model import ChunkRecord, PromptGroup, TurnRecord, WrittenResponse
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
-from seer_core.ports.journal import WrittenResponse
 from seer_journal.reader import read
 from seer_journal.records import FORMAT, Aborted, Answered, Begun, Opened, Record, WrittenChunk, difference
 from seer_journal.writer import SUFFIX, RecordWriter
@@ -41,7 +41,7 @@ SESSION_BYTES = 4 << 30
 
 
 class DiskJournal:
-    """A ``seer_core.ports.journal.Journal`` in a directory, which one process has open at a time.
+    """A ``seer_session.journal.Journal`` in a directory, which one process has open at a time.
 
     ``facts`` are what the run's tokens depend on beside groups and weights, or what its user wants to be the
     same, by names that a user understands.  With ``replace`` a group that is another one than the journal's
@@ -149,7 +149,7 @@ class DiskJournal:
         fingerprints: Mapping[str, str],
         end_token_ids: Sequence[int] = (),
     ) -> Sequence[Sequence[WrittenResponse]]:
-        """As ``seer_core.ports.journal.Journal.begin``."""
+        """As ``seer_session.journal.Journal.begin``."""
         ends = tuple(end_token_ids)
         records = [Begun.of(group, version, dict(fingerprints), ends) for group in groups]
         if not self._replace:
@@ -177,7 +177,7 @@ class DiskJournal:
             return []
         written = self._contents.responses[name]
         if self._replace:  # it may come again
-            return [each.copy() for each in written]
+            return deepcopy(written)
         self._contents.forget(name)
         return written
 
@@ -192,17 +192,17 @@ class DiskJournal:
         top_logprobs: TopLogprobs | None = None,
         prompt_logprobs: PromptLogprobs | None = None,
     ) -> None:
-        """As ``seer_core.ports.journal.Journal.chunk``."""
+        """As ``seer_session.journal.Journal.chunk``."""
         account = msgspec.structs.astuple(record)
         others = top_logprobs, prompt_logprobs
         self._put(WrittenChunk(request_id, start, token_ids, logprobs, stopped, account, *others))
 
     def answered(self, request_id: str, start: int, token_ids: Tokens, turn: TurnRecord, done: bool) -> None:
-        """As ``seer_core.ports.journal.Journal.answered``."""
+        """As ``seer_session.journal.Journal.answered``."""
         self._put(Answered(request_id, start, token_ids, msgspec.structs.astuple(turn), done))
 
     def aborted(self, request_id: str) -> None:
-        """As ``seer_core.ports.journal.Journal.aborted``."""
+        """As ``seer_session.journal.Journal.aborted``."""
         self._put(Aborted(request_id))
 
     def _put(self, record: Record) -> None:
@@ -213,7 +213,7 @@ class DiskJournal:
                 self._contents.shrink(self._most_bytes)
 
     async def synced(self) -> None:
-        """As ``seer_core.ports.journal.Journal.synced``."""
+        """As ``seer_session.journal.Journal.synced``."""
         await self._writer.synced()
 
     def close(self) -> None:

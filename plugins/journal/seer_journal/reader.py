@@ -7,9 +7,8 @@ from pathlib import Path
 import attrs
 
 from seer_core.errors import InputError, quote
-from seer_core.model import ChunkRecord, TurnRecord
+from seer_core.model import ChunkRecord, TurnRecord, WrittenResponse
 from seer_core.model.arrays import LEAST_LOGPROB, TopLogprobs
-from seer_core.ports.journal import WrittenResponse
 from seer_journal.records import FORMAT, Aborted, Answered, Begun, Damaged, Opened, Record, WrittenChunk, scan
 from seer_journal.writer import SUFFIX
 

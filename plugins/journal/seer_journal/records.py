@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+from seer_host.json_files import UNREADABLE
 
-from seer_core.json_files import UNREADABLE
 from seer_core.model import PromptGroup, Sampling
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs, packed, unpacked
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import structlog
 from seer_client import Client
+from seer_host.config_files import make_config
 from seer_session.runtime import Runtime
 
-from seer_core.plugins.config import make_config
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies, Slot
 

@@ -17,6 +17,7 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from seer_cli.controls import RunControls
 from seer_prometheus.metrics import Metrics
+from seer_session.journal import Journal
 from seer_session.runtime import Runtime
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -27,7 +28,6 @@ from starlette.routing import Route
 from seer_core.errors import ConfigError, EngineError, OverloadError, PromptError, SeerError, quote
 from seer_core.model import Completion, StructuredOutputs
 from seer_core.ports.engine import Tokenizer
-from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
 from seer_server.answers import Answer, Part, usage
 from seer_server.batches import Batches

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import msgspec
 import structlog
+from seer_session.journal import Journal
 from seer_session.long_texts import LONG_TEXT, characters_of
 from seer_session.rollouts import Rollout
 from seer_session.runtime import Runtime
@@ -31,7 +32,6 @@ from seer_core.model.events import (
     RolloutPaused,
     RolloutResumed,
 )
-from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
 from seer_server.direct import Canary, DirectWriter
 from seer_server.trajectories import IDLE_S, AgentTurn, Trajectories

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from seer_host.forms import compile_form
 from seer_host.threads import in_thread
+from seer_session.group_checks import flaw_of_form
 
 from seer_core.model import Completion, StructuredOutputs
 from seer_server.unsupported_fields import FieldError
@@ -49,7 +50,7 @@ class FormChecks:
             raise FieldError(f"structured_outputs cannot be sent to engines: {error}", field) from error
         async with self._turn:
             if key not in self._read:
-                self._read[key] = _misshapen(form) or form.flaw or await _flaw_in_time(form)
+                self._read[key] = _misshapen(form) or flaw_of_form(form) or await _flaw_in_time(form)
                 if len(self._read) > MOST_FORMS:
                     self._read.popitem(last=False)
             flaw = self._read[key]

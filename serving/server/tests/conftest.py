@@ -12,11 +12,11 @@ from pathlib import Path
 import openai
 import pytest
 import uvicorn
+from seer_host.config_files import make_config
 from seer_server import make_app
 from seer_session.runtime import Runtime
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from seer_core.plugins.config import make_config
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies, Slot
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 from seer_host.checkpoint_files import digest_of_files
+from seer_host.json_files import UNREADABLE, describe_flaw
 
 from seer_core.errors import InputError, printable
-from seer_core.json_files import UNREADABLE, describe_flaw
 
 __all__ = ["DIGESTS", "check_digests", "write_digests"]
 

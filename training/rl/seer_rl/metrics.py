@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 import structlog
-from seer_host.json_format import JsonFormat
+from seer_host.json_files import JsonFormat, read_bytes
 from seer_host.line_files import LineFile
 
 from seer_core.errors import OutputError
-from seer_core.json_files import read_bytes
 from seer_rl.trackers import Trackers
 
 __all__ = ["FIELDS", "METRICS", "MetricsLog", "metrics_file", "records"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from seer_host.json_format import JsonFormat
+from seer_host.json_files import JsonFormat
 
 from seer_core.error_origin import describe_error, is_ctrl_c
 from seer_core.errors import PromptError

@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 import msgspec
 from seer_session import Completion, PromptGroup, Session
+from seer_session.journal import Journal
 
 from seer_core.ports.environment import Environment
-from seer_core.ports.journal import Journal
 from seer_rl.errors import RewardError, TrainError
 from seer_rl.phases import ProgressListener
 from seer_rl.responses import Response

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from seer_host.frames import Frames, encode
+from seer_host.json_files import describe_flaw
 
-from seer_core.json_files import describe_flaw
 from seer_worker.wire import Fatal, FromWorker, ToWorker
 
 __all__ = ["Channel"]

@@ -9,14 +9,15 @@ from typing import Any
 
 import attrs
 import msgspec
+from seer_host.json_files import describe_flaw
+from seer_host.machine_probe import MachineProbe
 
 from seer_core.errors import EngineError
-from seer_core.json_files import describe_flaw
 from seer_core.model import InstanceInfo
 from seer_core.model.events import InstanceDegraded, InstanceReported
 from seer_core.ports.contracts import implemented
 from seer_core.ports.drafting import Drafter, SiblingTokens, StepTimes
-from seer_core.ports.engine import ChunkJob, InstanceSink, MachineProbe
+from seer_core.ports.engine import ChunkJob, InstanceSink
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec, directory
 from seer_worker.client.digest import digest_of
@@ -24,6 +25,7 @@ from seer_worker.client.running_worker import RunningWorker
 from seer_worker.seer_version import seer_version
 from seer_worker.wire import (
     AbortChunk,
+    AddSiblingTokens,
     Called,
     ControlCall,
     Degraded,
@@ -35,7 +37,6 @@ from seer_worker.wire import (
     MeasureSteps,
     PoolMessage,
     ProbeMachine,
-    PushSiblingTokens,
     ResetCache,
     Sleep,
     Start,
@@ -177,10 +178,10 @@ class WorkerClient:
         """End a chunk with its next token, if the engine can."""
         self._send(EndChunkEarly(job_id))
 
-    def push_sibling_tokens(self, text: SiblingTokens) -> None:
+    def add_sibling_tokens(self, text: SiblingTokens) -> None:
         """Send the drafter what a response has written on another instance."""
         if self._shares_text:
-            self._send(PushSiblingTokens(text))
+            self._send(AddSiblingTokens(text))
 
     def forget_group(self, group_id: str) -> None:
         """Drop what drafting and the KV pool keep of a group."""

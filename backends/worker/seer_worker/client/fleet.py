@@ -16,11 +16,10 @@ from typing import Annotated, Any, Self
 import attrs
 import msgspec
 from msgspec import Meta, Struct
-from seer_host.json_format import JsonFormat
+from seer_host.json_files import JsonFormat, describe_flaw
 from seer_host.labels import InstanceLabels, labels_of
 
 from seer_core.errors import ConfigError
-from seer_core.json_files import describe_flaw
 from seer_core.plugins.config_types import Seconds
 from seer_core.plugins.hookspecs import Startup
 from seer_core.ports.clock import RealClock

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 import structlog
+from seer_host.json_files import describe_flaw
 from seer_host.process import ChildProcess, ProcessGroup
 from seer_host.scratch import Scratch
 
 from seer_core.errors import EngineError
-from seer_core.json_files import describe_flaw
 from seer_core.ports.kv import LOOPBACK
 from seer_core.ports.weights import WeightSpec
 from seer_worker.client.channel import Channel

@@ -6,10 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from seer_host.json_files import describe_flaw
 from seer_host.process import log_tail
 
 from seer_core.errors import EngineError
-from seer_core.json_files import describe_flaw
 
 __all__ = ["WorkerLog"]
 

@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 
     from seer_worker.process.pooling import PooledRequests
 
-__all__ = ["ADAPTER", "DraftControl", "EndedChunk", "EngineAdapter", "LogitRow", "Rejected", "ScriptedTokens"]
+__all__ = [
+    "ADAPTER",
+    "DraftControl",
+    "EndedChunk",
+    "EngineAdapter",
+    "LogitRow",
+    "Meters",
+    "Rejected",
+    "ScriptedTokens",
+]
 
 
 class Rejected(EngineError):
@@ -147,6 +156,24 @@ class DraftControl(Protocol):
 
     def stop(self) -> None:
         """End what the source has started."""
+        ...
+
+
+class Meters(Protocol):
+    """Measures an idle engine, and leaves no KV behind."""
+
+    def steps(
+        self,
+        batch: Sequence[int],
+        draft_tokens: Sequence[int],
+        context_tokens: int | None,
+        cell_s: float,
+    ) -> StepTimes | None:
+        """Time steps of these sizes for ``cell_s`` each at most; None if none fits."""
+        ...
+
+    def moves(self) -> Mapping[str, float]:
+        """Return what chunks cost to begin and to move, by the field of ``InstanceInfo``."""
         ...
 
 
@@ -289,23 +316,9 @@ class EngineAdapter(Protocol):
         return ""
 
     @optional
-    def measure_steps(
-        self,
-        batch: Sequence[int],
-        draft_tokens: Sequence[int],
-        context_tokens: int | None,
-        cell_s: float,
-    ) -> StepTimes | None:
-        """Time steps of these sizes for ``cell_s`` each at most, and leave no KV behind; None if none fits.
-
-        ``seer_worker.process.meters`` has what measures an engine.
-        """
-        return None
-
-    @optional
-    def measure_moves(self) -> Mapping[str, float]:
-        """Return what chunks cost to begin and to move, by the field of ``InstanceInfo``."""
-        return {}
+    def meters(self) -> Meters:
+        """Return what measures the idle engine, ``seer_worker.process.meters.BenchMeters`` for instance."""
+        raise NotImplementedError
 
     @optional
     def share_kv(

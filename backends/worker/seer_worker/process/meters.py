@@ -15,13 +15,12 @@ from seer_core.ports.drafting import StepTimes
 
 __all__ = [
     "CELL_S",
+    "BenchMeters",
     "MoveProfiler",
     "Profilable",
     "Sizes",
     "Step",
     "StepProfiler",
-    "measure_moves",
-    "measure_steps",
     "start_grid",
 ]
 
@@ -115,26 +114,31 @@ def start_grid(running: int, draft_tokens: int) -> tuple[tuple[int, ...], tuple[
     return (*_powers(4, running),), (0, *_powers(2, draft_tokens))
 
 
-def measure_steps(
-    bench: Profilable,
-    batch: Sequence[int],
-    draft_tokens: Sequence[int],
-    context_tokens: int | None,
-    cell_s: float,
-) -> StepTimes | None:
-    """Time steps, and leave no KV behind: ``EngineAdapter.measure_steps`` of an engine as a ``bench``."""
-    begun_s = perf_counter()
-    times = StepProfiler(bench, cell_s).measure(batch, draft_tokens, context_tokens)
-    bench.reset_cache()
-    log.info("steps_measured", times=times, took_s=round(perf_counter() - begun_s, 1))
-    return times
+class BenchMeters:
+    """The ``Meters`` of an engine as a ``bench``."""
 
+    def __init__(self, bench: Profilable) -> None:
+        self._bench = bench
 
-def measure_moves(bench: Profilable) -> dict[str, float]:
-    """Time what chunks cost to begin and to move: ``EngineAdapter.measure_moves`` of that engine."""
-    measured = MoveProfiler(bench).measure()
-    log.info("moves_measured", **measured)
-    return measured
+    def steps(
+        self,
+        batch: Sequence[int],
+        draft_tokens: Sequence[int],
+        context_tokens: int | None,
+        cell_s: float,
+    ) -> StepTimes | None:
+        """Time steps of made-up requests."""
+        begun_s = perf_counter()
+        times = StepProfiler(self._bench, cell_s).measure(batch, draft_tokens, context_tokens)
+        self._bench.reset_cache()
+        log.info("steps_measured", times=times, took_s=round(perf_counter() - begun_s, 1))
+        return times
+
+    def moves(self) -> dict[str, float]:
+        """Time what made-up chunks cost to begin and to move."""
+        measured = MoveProfiler(self._bench).measure()
+        log.info("moves_measured", **measured)
+        return measured
 
 
 def _powers(base: int, end: int) -> Iterator[int]:

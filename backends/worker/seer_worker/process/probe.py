@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import perf_counter, thread_time
 
-from seer_core.ports.engine import MachineProbe
+from seer_host.machine_probe import MachineProbe
 
 __all__ = ["probe_machine"]
 

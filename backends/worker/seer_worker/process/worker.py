@@ -35,6 +35,7 @@ from seer_worker.process.streams import Streams
 from seer_worker.tokenizer import ModelTokenizer
 from seer_worker.wire import (
     AbortChunk,
+    AddSiblingTokens,
     Called,
     ControlCall,
     Degraded,
@@ -46,7 +47,6 @@ from seer_worker.wire import (
     MeasureSteps,
     PoolMessage,
     ProbeMachine,
-    PushSiblingTokens,
     ReadTokenizer,
     ResetCache,
     Shutdown,
@@ -137,7 +137,7 @@ class Worker:
             case EndChunkEarly(job_id):
                 if job_id in self._jobs and (end_chunk := implemented(self.adapter, "end_chunk")):
                     end_chunk(job_id)
-            case PushSiblingTokens(text):
+            case AddSiblingTokens(text):
                 if self._drafts is not None:
                     self._drafts.add_sibling_tokens(text)
             case ForgetGroup(group_id):
@@ -298,23 +298,23 @@ class Worker:
     def _measure_steps(
         self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
     ) -> StepTimes:
-        measure = implemented(self.adapter, "measure_steps")
-        if measure is None:
+        meters = implemented(self.adapter, "meters")
+        if meters is None:
             raise Rejected("this engine does not measure its steps")
-        times: StepTimes | None = measure(batch, draft_tokens, context_tokens, inf)
+        times: StepTimes | None = meters().steps(batch, draft_tokens, context_tokens, inf)
         if times is None:
             raise Rejected("it can run no size of this grid")
         return times
 
     def _measure_moves(self) -> None:
         """Add to the info what chunks cost, as measured here or by another instance like this one."""
-        measure = implemented(self.adapter, "measure_moves")
-        if measure is None:
+        meters = implemented(self.adapter, "meters")
+        if meters is None:
             return
         device, known = device_kind(), self.measured
         emulated = getattr(self.adapter, "emulated", False)
         if emulated or known is None or not device or known.device != device:
-            known = Measured(device, dict(measure()))
+            known = Measured(device, dict(meters().moves()))
         self.info = structs.replace(self.info, **known.moves)
         self.measured = known
 
@@ -326,7 +326,7 @@ class Worker:
         times = source.step_times or (None if known is None else known.step_times)
         if times is None:
             grid = start_grid(self.info.max_running, source.draft_tokens)
-            times = self._ability("measure_steps", "a draft source")(*grid, None, CELL_S)
+            times = self._ability("meters", "a draft source")().steps(*grid, None, CELL_S)
             if times is None:
                 raise EngineError("too little KV memory to measure a step: raise kv_cache_bytes")
         if known is not None:

@@ -7,8 +7,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seer_host.json_files import describe_flaw
+
 from seer_core.errors import PromptError, SeerError
-from seer_core.json_files import describe_flaw
 from seer_worker.chat.messages import prepare
 from seer_worker.chat.replies import reply_text
 from seer_worker.tokenizer.library import LibraryTokenizer, read

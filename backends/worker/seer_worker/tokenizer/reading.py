@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
-from seer_host.json_format import JsonFormat
+from seer_host.json_files import JsonFormat, describe_flaw, read_bytes
 
 from seer_core.errors import ConfigError
-from seer_core.json_files import describe_flaw, read_bytes
 
 __all__ = ["REMEDY", "TokenizerReading", "has_tokenizer", "require_sound"]
 

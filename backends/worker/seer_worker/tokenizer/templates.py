@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 from jinja2 import Template, TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from seer_host.json_files import describe_flaw
 
 from seer_core.errors import ConfigError, PromptError
-from seer_core.json_files import describe_flaw
 from seer_worker.tokenizer.generation_tag import Generation
 from seer_worker.tokenizer.reading import REMEDY, TokenizerReading
 

@@ -73,7 +73,7 @@ class NoModel:
         if timer is not None:
             timer.cancel()
 
-    def push_sibling_tokens(self, text: SiblingTokens) -> None:
+    def add_sibling_tokens(self, text: SiblingTokens) -> None:
         """Do nothing: nothing drafts here."""
 
     def forget_group(self, group_id: str) -> None:

@@ -1,4 +1,4 @@
-from seer_core.plugins.config import load_config
+from seer_host.config_files import load_config
 from seer_core.plugins.loading import assemble
 from seer_testing import KVPoolContract
 

@@ -5,46 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import msgspec
-
+from seer_core.model import ChunkRecord, PromptGroup, TurnRecord, WrittenResponse
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
-from seer_core.model.requests import ChunkRecord, FinishReason, PromptGroup, TurnRecord
 
-__all__ = ["Journal", "WrittenResponse"]
-
-
-class WrittenResponse(msgspec.Struct):
-    """A response as a journal has it; ``finish_reason`` is None where it is not over."""
-
-    token_ids: Tokens = msgspec.field(default_factory=Tokens)
-    """The tokens of its finished chunks."""
-    logprobs: Logprobs = msgspec.field(default_factory=Logprobs)
-    """The log-prob of each, in nats."""
-    chunks: list[ChunkRecord] = msgspec.field(default_factory=list)
-    """The finished chunks, in order."""
-    finish_reason: FinishReason | None = None
-    top_logprobs: TopLogprobs | None = None
-    """The most probable tokens at the place of each, where the prompt asks for them."""
-    prompt_logprobs: PromptLogprobs | None = None
-    """The log-probs of the prompt, where it asks for them and there is a chunk."""
-    turns: list[TurnRecord] = msgspec.field(default_factory=list)
-    """The turns that its environment has answered, in order; tokens after them are of the next one."""
-    acting: bool = False
-    """Whether the next turn is whole, and its environment has not answered it."""
-
-    def copy(self) -> WrittenResponse:
-        """Return the same response, to be written on."""
-        tops = None if self.top_logprobs is None else self.top_logprobs[:]
-        return WrittenResponse(
-            self.token_ids[:],
-            self.logprobs[:],
-            self.chunks[:],
-            self.finish_reason,
-            tops,
-            self.prompt_logprobs,
-            self.turns[:],
-            self.acting,
-        )
+__all__ = ["Journal"]
 
 
 class Journal(Protocol):
