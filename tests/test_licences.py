@@ -3,14 +3,11 @@
 import sysconfig
 from importlib.metadata import distributions
 
-import pytest
-
-from reference.licence_metadata import BY_HAND, UNKNOWN, licence_of, normalized
+from reference.licence_metadata import BY_HAND, licence_of, normalized
 from reference.licences import (
     ENVIRONMENTS,
     EXCEPTIONS,
     flaw_of,
-    is_permissive,
     pinned,
     recorded,
     released_requirements,
@@ -51,26 +48,3 @@ def test_a_licence_is_recorded_for_each_pin_and_for_nothing_else():
     names = {pin.partition("==")[0] for pin in PINS}
     assert released_requirements().keys() - names == set()
     assert {*BY_HAND, *(each for each in EXCEPTIONS if "*" not in each)} - names == set()
-
-
-def test_a_licence_that_is_not_allowed_is_a_sentence():
-    assert "has the licence GPL-3.0-only, which is not allowed" in flaw_of("some", "1.0", "GPL-3.0-only")
-    assert "has no licence in its metadata" in flaw_of("some", "1.0", UNKNOWN)
-    assert flaw_of("some", "1.0", "MPL-2.0 AND MIT") is not None
-    assert flaw_of("tqdm", "1.0", "MPL-2.0 AND MIT") is None
-    assert is_permissive("GPL-2.0-only OR MIT")
-
-
-@pytest.mark.parametrize(
-    ("expression", "field", "classifiers", "licence"),
-    [
-        ("MIT-0", "BSD", [], "MIT-0"),
-        (None, "Apache 2.0", ["License :: OSI Approved :: BSD License"], "Apache-2.0"),
-        (None, "MIT License\n\nCopyright (c) 2022", [], "MIT"),
-        (None, "see the files", ["License :: Other/Proprietary License"], UNKNOWN),
-    ],
-)
-def test_the_licence_is_that_of_the_expression_the_field_or_the_classifiers(
-    expression, field, classifiers, licence
-):
-    assert licence_of("some", expression, field, classifiers) == licence

@@ -4,8 +4,6 @@ import ast
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 REMEDY = {
     "sleeps": "wait for what is to happen: tests.support.eventually, or tests.support.virtual_time",
@@ -71,23 +69,6 @@ def flaws_of(source):
     """Return what in a file's source depends on luck, with its line."""
     nodes = [*ast.walk(ast.parse(source))]
     return [(node.lineno, flaw) for node in nodes for flaw, check in CHECKS.items() if check(node)]
-
-
-@pytest.mark.parametrize(
-    ("source", "flaws"),
-    [
-        ("time.sleep(0.5)", ["sleeps"]),
-        ("while not path.exists():\n    assert time.monotonic() < end", ["spins"]),
-        (
-            "with socket.socket() as one:\n    one.bind(A)\n    port = one.getsockname()[1]\nuse(port)",
-            ["gives a port away"],
-        ),
-        ("async def f():\n    await asyncio.sleep(0)\nengine.sleep()", []),
-        ("with socket.create_server(A) as one:\n    port = one.getsockname()[1]\n    assert start(port)", []),
-    ],
-)
-def test_waits_and_ports_that_depend_on_luck_are_found(source, flaws):
-    assert [flaw for _, flaw in flaws_of(source)] == flaws
 
 
 def test_no_test_depends_on_luck():

@@ -4,17 +4,14 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import pytest
-from msgspec import Meta, Struct
 from openapi_spec_validator import validate
 from seer_session.results import Summary
 
-from reference import http_answers, openapi, pages
-from reference.fields import fields_of, meanings_of
+from reference import openapi, pages
 from reference.files import SUMMARY
-from reference.page import PAGES, ROOT, Page, markdown
+from reference.page import PAGES, ROOT
 
 BY_HAND = {
     "hooks.md",
@@ -26,14 +23,6 @@ BY_HAND = {
     "models.md",  # of `python -m bench render`
 }
 """Pages of docs/reference that `python -m reference` does not write; of some the site adds the docstrings."""
-
-
-class Documented(Struct):
-    """A struct with one meaning and one without."""
-
-    limit_tokens: Annotated[int, Meta(ge=1, le=8)] = 4
-    """The most tokens."""
-    name: str = ""
 
 
 @pytest.fixture(scope="module")
@@ -55,29 +44,11 @@ def test_everything_in_the_reference_has_a_meaning():
     assert pages.flaws() == []
 
 
-def test_a_field_is_described_by_its_type_range_default_unit_and_meaning_and_lacks_none():
-    class Derived(Documented):
-        """A struct that adds nothing."""
-
-    limit, _ = fields_of(Documented)
-    assert (limit.type, limit.range, limit.default, limit.unit) == ("integer", "1 to 8", "`4`", "tokens")
-    assert meanings_of(Derived)["limit_tokens"] == "The most tokens."
-    page = Page("x.md", "X")
-    page.fields(Documented)
-    assert "Documented.name has no meaning" in page.flaws[0]
-
-
 def test_the_document_of_the_http_api_is_valid_openapi_with_every_route():
     document = openapi.document()
     validate(document)
     listed = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert listed == set(openapi.routes())
-
-
-def test_a_route_that_nothing_describes_is_a_flaw(monkeypatch):
-    without = {key: value for key, value in http_answers.OPERATIONS.items() if key[1] != "/v1/wake"}
-    monkeypatch.setattr("reference.http_api.OPERATIONS", without)
-    assert [flaw for flaw in pages.flaws() if "/v1/wake" in flaw]
 
 
 def test_no_page_names_a_place_of_this_machine(rendered):
@@ -90,11 +61,6 @@ def test_the_keys_of_a_summary_are_those_of_the_page(seer, write_config, write_p
     assert seer("run", write_config(), "--prompts", prompts, "--out", tmp_path / "out").exit_code == 0
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert set(summary) == {*SUMMARY, *Summary.__struct_fields__}
-
-
-def test_a_docstring_becomes_markdown():
-    text = "Load ``path``.  Twice.\n\n    Raises:\n        InputError: it cannot\n            be read.\n    "
-    assert markdown(text) == "Load `path`. Twice.\n\nRaises:\n\n- `InputError`: it cannot be read."
 
 
 def test_the_pages_that_the_site_fills_name_modules_that_exist():
