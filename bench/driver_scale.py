@@ -25,6 +25,7 @@ from time import process_time
 import psutil
 import structlog
 from seer_host.config_files import load_config
+from seer_session.assembly import fill_slots
 from seer_session.runtime import Runtime
 from seer_worker.client.channel import Channel
 from seer_worker.client.process_client import Launch, ProcessClient
@@ -34,7 +35,7 @@ from bench.harness import EXAMPLE, ROOT, Row, cell, markdown, spread_of, turned
 from bench.instant_workers import MAX_MODEL_TOKENS, VOCAB_SIZE
 from seer_core.errors import EngineError
 from seer_core.model import PromptGroup
-from seer_core.plugins.loading import Assembly, fill_slots
+from seer_core.plugins.slots import Assembly
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo, PlainFleet
 

@@ -15,12 +15,11 @@ from itertools import islice, pairwise
 from math import ceil
 from typing import Any
 
-from seer_host.config_files import load_config
+from seer_host.config_files import Config, load_config
 from seer_session.session import Session
 
 from bench.harness import EXAMPLE, Row, markdown, prompts
 from seer_core.model import Completion
-from seer_core.plugins.config import Config
 
 DEPENDS_ON = (
     "seer_core",

@@ -23,7 +23,8 @@ from typing import Any
 
 import attrs
 import msgspec
-from seer_host.config_files import make_config
+from seer_host.config_files import Config, make_config
+from seer_session.assembly import fill_slots
 from seer_session.runtime import Runtime
 from seer_testing.families import FAMILIES, VOCABULARY, write_family
 
@@ -31,8 +32,6 @@ from bench.harness import EXAMPLE, ROOT, Row, StoredResult, git, markdown
 from bench.placers import AlwaysMigrate
 from seer_core.errors import SeerError
 from seer_core.model import Completion, Request
-from seer_core.plugins.config import Config
-from seer_core.plugins.loading import fill_slots
 from seer_core.ports.policy import Splitter
 from seer_core.scheduling.scheduler import Slot
 

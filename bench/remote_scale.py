@@ -24,7 +24,7 @@ from seer_session import Runtime
 from bench.harness import Row
 from seer_core.plugins.config import SeerTable
 from seer_core.plugins.hookspecs import Startup
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.support.ports import reserved_port
 

@@ -9,12 +9,10 @@ from typing import Any
 
 from seer_core.errors import SeerError
 from seer_core.model import Completion, PromptGroup, Sampling
-from seer_core.plugins.config import Config
 from seer_core.runtime.driver import Driver
 
 __all__ = [
     "Completion",
-    "Config",
     "Driver",
     "PromptGroup",
     "Sampling",
@@ -22,6 +20,7 @@ __all__ = [
 ]
 
 ABOVE = {
+    "Config",
     "Rollout",
     "RolloutResult",
     "Runtime",

@@ -20,12 +20,12 @@ from msgspec import structs
 from seer_host.config_files import load_config
 from seer_host.shared_weights import SharedWeights
 from seer_kv_local import LocalPool
+from seer_session.assembly import fill_slots
 from seer_session.runtime import Runtime
 
 from backends.tests.mover import Mover
 from seer_core.errors import EngineError
 from seer_core.model import PromptGroup, Sampling, request_seed
-from seer_core.plugins.loading import fill_slots
 from seer_core.ports.drafting import StepTimes
 from seer_core.ports.weights import directory
 from seer_core.scheduling.scheduler import Slot

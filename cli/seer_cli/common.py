@@ -16,11 +16,10 @@ from typing import Any, TypeVar
 
 import click
 import structlog
-from seer_host.config_files import load_config
+from seer_host.config_files import Config, load_config
 
 from seer_cli.output import InputPath
 from seer_core.errors import ConfigError, EngineError, SeerError, printable
-from seer_core.plugins.config import Config
 
 __all__ = [
     "FiniteRange",

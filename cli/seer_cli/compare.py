@@ -12,7 +12,9 @@ import attrs
 import click
 import msgspec
 from rich.table import Table
+from seer_host.config_files import Config
 from seer_host.machine_probe import MachineProbe
+from seer_session.assembly import assemble, fill_slots
 from seer_session.prompts import PromptsFile, read_prompts
 from seer_session.runtime import Runtime
 
@@ -27,8 +29,7 @@ from seer_cli.output import InputPath, check_writable, write_json
 from seer_cli.report.options import DASHBOARD_OPTION, REPORT_OPTION
 from seer_cli.tables import print_table, table_console
 from seer_core.model import InstanceInfo
-from seer_core.plugins.config import Config
-from seer_core.plugins.loading import Assembly, Strategies, assemble, fill_slots
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.engine import HeldClock
 from seer_core.ports.policy import Observer
 from seer_core.scheduling.scheduler import CORE, Policies, Slot

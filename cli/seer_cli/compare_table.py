@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from seer_host.config_files import Config
 
 from seer_core.errors import ConfigError, quote
-from seer_core.plugins.config import Config
 
 __all__ = ["CompareTable", "EmulatedTable", "compare_table"]
 

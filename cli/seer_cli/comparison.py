@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import attrs
 import msgspec
+from seer_host.config_files import Config
 from seer_host.machine_probe import MachineProbe
+from seer_session.assembly import fill_slots, installed, load, unknown_plugin
 from seer_session.results import RolloutResult, Summary
 from seer_session.runtime import Runtime
 
@@ -17,8 +19,6 @@ from seer_cli.machine import FIXED_WORK, mean_wall_s
 from seer_cli.stats import Stats
 from seer_core.errors import ConfigError
 from seer_core.model import PromptGroup
-from seer_core.plugins.config import Config
-from seer_core.plugins.loading import fill_slots, installed, load, unknown_plugin
 from seer_core.ports.kv import KVPool
 from seer_core.ports.policy import Observer
 from seer_core.scheduling.scheduler import Slot

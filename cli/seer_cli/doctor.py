@@ -7,13 +7,14 @@ import platform
 import sys
 from pathlib import Path
 
+from seer_host.config_files import Config
+from seer_session.assembly import installed, load, load_enabled, startup_of
+
 from seer_cli.verl_environment import examine_verl
 from seer_core.error_origin import describe_error
 from seer_core.errors import SeerError
-from seer_core.plugins.config import Config
 from seer_core.plugins.hooks import Plugin, SeerPluginManager
 from seer_core.plugins.hookspecs import Check, Startup
-from seer_core.plugins.loading import installed, load, load_enabled, startup_of
 
 __all__ = ["examine"]
 
@@ -26,7 +27,7 @@ def examine(config: Config | None) -> list[Check]:
     checks = [_python(), _machine()]
     if config is not None:
         plugins = [plugin for _, plugin in load_enabled(config)]
-        manager = SeerPluginManager(plugins, config)
+        manager = SeerPluginManager(plugins, config.blocked, debug=config.seer.debug)
         return [*checks, *(check for each in plugins for check in _ask(manager, each, startup_of(config)))]
     for name in installed():
         try:

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 from rich.table import Table
+from seer_host.config_files import Config
+from seer_host.discovery import offered
 from seer_host.installation import how_to_install
 
 from seer_cli.comparison import FIGURES, Arm, show_figure
 from seer_cli.stats import Stats
 from seer_core.errors import PluginError
 from seer_core.model import InstanceInfo, PromptGroup
-from seer_core.plugins.config import Config
-from seer_core.plugins.discovery import offered
 
 __all__ = [
     "EMULATORS",

@@ -19,7 +19,7 @@ from seer_core.errors import InputError, OutputError
 from seer_core.model import PromptGroup
 
 if TYPE_CHECKING:
-    from seer_core.plugins.config import Config
+    from seer_host.config_files import Config
 
 __all__ = ["ArmOutcome", "FinishedArms", "fingerprint"]
 

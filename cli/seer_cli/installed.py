@@ -7,8 +7,10 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-from seer_core.plugins.config import Config
-from seer_core.plugins.loading import HOOKS, assemble, installed
+from seer_host.config_files import Config
+from seer_session.assembly import assemble, installed
+
+from seer_core.plugins.hooks import HOOKS
 
 __all__ = ["MEANINGS", "TIERS", "describe", "offers", "slots_of", "tier_of"]
 

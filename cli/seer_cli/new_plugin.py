@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
+from seer_session.assembly import NO_POOL, installed
 
 from seer_cli.common import main_options
 from seer_cli.copying import EXAMPLE_SLOTS, files_of
 from seer_core.errors import ConfigError, OutputError
-from seer_core.plugins.loading import NO_POOL, installed
 
 __all__ = ["new_plugin_command"]
 

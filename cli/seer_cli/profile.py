@@ -9,6 +9,8 @@ import attrs
 import click
 import msgspec
 from rich.table import Table
+from seer_host.config_files import Config
+from seer_session.assembly import assemble
 from seer_session.runtime import Runtime
 
 from seer_cli.common import config_options, main_options, run_async
@@ -16,8 +18,7 @@ from seer_cli.output import check_writable, write_json
 from seer_cli.profiles import Profile, make_profile, measure_tables
 from seer_cli.tables import print_table
 from seer_core.errors import ConfigError
-from seer_core.plugins.config import Config
-from seer_core.plugins.loading import Assembly, assemble
+from seer_core.plugins.slots import Assembly
 from seer_core.ports.drafting import StepTimes
 from seer_core.ports.engine import PlainFleet
 

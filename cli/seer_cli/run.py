@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 import click
 import msgspec
+from seer_host.config_files import Config
 from seer_journal import DiskJournal, Safety
+from seer_session.assembly import assemble
 from seer_session.prompts import PromptsFile, read_prompts
 from seer_session.results import Summary
 from seer_session.runtime import Runtime
@@ -26,8 +28,7 @@ from seer_cli.output import RUN_FILES, InputPath, check_apart, check_writable, w
 from seer_cli.output_dir import OutputDir
 from seer_cli.report.options import DASHBOARD_OPTION
 from seer_core.errors import SeerError, printable
-from seer_core.plugins.config import Config
-from seer_core.plugins.loading import Assembly, assemble
+from seer_core.plugins.slots import Assembly
 from seer_core.ports.kv import PoolStats
 from seer_core.ports.policy import Observer
 from seer_core.scheduling.scheduler import CORE

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from seer_host.config_files import Config
 from seer_session import Session
 from seer_session.journal import Journal
 from seer_session.session import SessionRollout
@@ -22,7 +23,6 @@ from seer_cli.report.feed import FeedReader
 from seer_cli.report.page import write_page
 from seer_core.errors import OutputError
 from seer_core.model.events import Command, Event
-from seer_core.plugins.config import Config
 from seer_core.ports.policy import Observer
 
 __all__ = ["WatchedSession"]

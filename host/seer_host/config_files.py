@@ -6,30 +6,71 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta, Struct
 
 from seer_core.errors import SHOWN, ConfigError, printable, quote
-from seer_core.plugins.config import (
-    Config,
-    RolloutTable,
-    SeerTable,
-    SlotsTable,
-    known_keys,
-    nearest,
-    structure,
-)
-from seer_core.plugins.discovery import TABLES, offered
+from seer_core.model import MOST_RESPONSES, MOST_TOP_K, SamplingChoice
+from seer_core.plugins.config import SeerTable, SlotsTable, known_keys, nearest, structure
+from seer_core.plugins.config_types import NotNegative
+from seer_host.discovery import TABLES, offered
 from seer_host.json_files import UNREADABLE, describe_flaw, is_text, read_bytes
 
-__all__ = ["load_config", "make_config", "read_toml"]
+__all__ = ["Config", "RolloutTable", "load_config", "make_config", "read_toml"]
 
 MOST_NESTED = 100
 """Tables within tables; Python's own recursion ends at a thousand calls."""
 
 LEAST_INTEGER, MOST_INTEGER = -(2**63), 2**63 - 1
 """TOML's own limits, which Python's reader does not check."""
+
+
+class RolloutTable(SamplingChoice, frozen=True, forbid_unknown_fields=False, omit_defaults=False):
+    """``[rollout]``: the values for a prompt whose own line does not give them."""
+
+    n: Annotated[int, Meta(ge=1, le=MOST_RESPONSES)] = 8
+    """Responses for each prompt."""
+    max_tokens: Annotated[int, Meta(ge=1)] = 1024
+    """The most tokens of a response, prompt excluded."""
+    temperature: NotNegative = 1.0
+    """The sampling temperature; 0 is greedy."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Tokens are drawn from the most probable ones whose probabilities add up to this."""
+    top_k: Annotated[int, Meta(ge=0, le=MOST_TOP_K)] = 0
+    """Tokens are drawn from so many of the most probable ones; 0 means no limit."""
+
+
+class Config(Struct, frozen=True):
+    """A whole configuration: the tables of a config file."""
+
+    seer: SeerTable
+    """The table ``[seer]``."""
+    rollout: RolloutTable
+    """The table ``[rollout]``."""
+    tables: Mapping[str, Any]
+    """Further tables that are there, by the names that installed commands give them, each as its class."""
+    engine: Mapping[str, Mapping[str, Any]]
+    """The tables ``[engine.NAME]`` by name, not yet checked; those of engines that are not used, too."""
+    plugin: Mapping[str, Mapping[str, Any]]
+    """The tables ``[plugin.NAME]`` by name, not yet checked."""
+    kv_pool: Mapping[str, Mapping[str, Any]]
+    """The tables ``[kv_pool.NAME]`` by name, not yet checked."""
+    launcher: Mapping[str, Mapping[str, Any]]
+    """The tables ``[launcher.NAME]`` by name, not yet checked."""
+    base_dir: Path
+    """The directory to which relative paths refer: that of the file."""
+    origins: Mapping[str, str]
+    """Where each key that was set was set: the file, or ``--set``."""
+    blocked: tuple[str, ...] = ()
+    """The plug-ins that ``-p no:NAME`` leaves out."""
+
+    def with_plugins(self, plugins: Sequence[str]) -> Config:
+        """Return the same configuration with other plug-ins enabled; ``[seer.slots]`` chooses among them."""
+        slots = self.seer.slots.only(lambda name: name in plugins)
+        seer = msgspec.structs.replace(self.seer, plugins=tuple(plugins), slots=slots)
+        return msgspec.structs.replace(self, seer=seer)
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = (), without: Iterable[str] = ()) -> Config:

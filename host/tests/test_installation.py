@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 from seer_host.installation import PLUGINS, how_to_install, in_checkout
-
-from seer_core.plugins.loading import unknown_plugin
+from seer_session.assembly import unknown_plugin
 
 ROOT = Path(__file__).parents[2]
 META = tomllib.loads((ROOT / "packages/seer-rollout/pyproject.toml").read_text())["project"]

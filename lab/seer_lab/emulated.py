@@ -17,6 +17,8 @@ import numpy as np
 from seer_cli.compare_table import compare_table
 from seer_cli.comparison import FIGURES, arms_of
 from seer_cli.emulation import Emulated, EmulatedArm, Emulator, WrittenResponses
+from seer_host.config_files import Config
+from seer_session.assembly import fill_slots
 from seer_sim.drafts import Drafts
 from seer_sim.measured import MEASURED
 from seer_sim.pool import Settings as PoolSettings
@@ -25,8 +27,7 @@ from seer_sim.presets import PRESETS
 from seer_core.errors import ConfigError, quote
 from seer_core.model import Completion, InstanceInfo
 from seer_core.model.events import Command, Event
-from seer_core.plugins.config import Config, nearest
-from seer_core.plugins.loading import fill_slots
+from seer_core.plugins.config import nearest
 from seer_core.ports.policy import Observer
 from seer_lab.bound import GROUPED, Bound, bounds_of
 from seer_lab.lengths import GroupLengths

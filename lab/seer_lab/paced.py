@@ -6,6 +6,7 @@ Instances, costs and the KV pool's rates are the simulator's; only what schedule
 from __future__ import annotations
 
 import msgspec
+from seer_host.config_files import Config
 from seer_host.installation import how_to_install
 from seer_sim.plugin import Settings as SimSettings
 from seer_sim.pool import MoveRates
@@ -13,7 +14,7 @@ from seer_sim.pool import Settings as PoolSettings
 from seer_sim.settings import EmulatedSettings
 
 from seer_core.errors import ConfigError
-from seer_core.plugins.config import Config, structure
+from seer_core.plugins.config import structure
 from seer_core.ports.engine import EngineFleet
 from seer_lab.lengths import TrueLengths
 from seer_lab.texts import RecordedText

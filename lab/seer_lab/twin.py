@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from seer_cli.output import TRACE
 from seer_cli.profiles import Profile
+from seer_host.config_files import Config
 from seer_host.json_files import JsonFormat
 from seer_sim.acceptance import POSITIONS
 from seer_sim.drafts import Drafts
@@ -23,7 +24,6 @@ from seer_trace.records import read_trace
 from seer_core.errors import ConfigError, PromptError, quote
 from seer_core.model import ChunkRecord, Completion, InstanceInfo
 from seer_core.model.events import InstanceReported, InstanceStarted
-from seer_core.plugins.config import Config
 from seer_lab.fit import Fit, fit
 from seer_lab.recorded import read_recorded
 from seer_lab.texts import RecordedText

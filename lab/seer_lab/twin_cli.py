@@ -21,12 +21,13 @@ from seer_cli.report.page import write_page
 from seer_cli.report.reading import RunReader
 from seer_cli.stats import Stats
 from seer_cli.tables import print_table, table_console
+from seer_host.config_files import Config
 from seer_host.json_files import JsonFormat
+from seer_session.assembly import fill_slots
 
 from seer_core.errors import ConfigError, quote
-from seer_core.plugins.config import Config, nearest
+from seer_core.plugins.config import nearest
 from seer_core.plugins.config_types import NotNegative
-from seer_core.plugins.loading import fill_slots
 from seer_lab.bound import Bound, bounds_of
 from seer_lab.calibrate import calibrated, plugins_of
 from seer_lab.options import check_unbounded, drafts_option

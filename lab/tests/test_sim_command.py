@@ -12,9 +12,9 @@ from seer_lab.order_notes import order_notes
 from seer_lab.policies import POLICIES, parse_policy
 from seer_lab.simulate import simulate
 from seer_lab.table import TableRow, rows_of, to_json
+from seer_session.assembly import fill_slots
 
 from seer_core.errors import ConfigError, PluginError, PromptError, StalledError
-from seer_core.plugins.loading import fill_slots
 
 SMALL = ("groups=12", "group_size=4", "mean_tokens=300", "cap_tokens=1200", "prompt_tokens=20")
 

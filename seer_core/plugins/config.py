@@ -5,22 +5,18 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from seer_core.errors import ConfigError, explain_error, quote
-from seer_core.model import MOST_RESPONSES, MOST_TOP_K, SamplingChoice
 from seer_core.plugins.config_types import NotNegative, Positive, Seconds
 from seer_core.scheduling.scheduler import CORE
 
 __all__ = [
     "NO_COPY",
-    "Config",
     "RestartsTable",
-    "RolloutTable",
     "SeerTable",
     "SlotsTable",
     "TurnsTable",
@@ -141,52 +137,6 @@ class SeerTable(Struct, frozen=True):
     def engines(self) -> tuple[str, ...]:
         """The names in ``engine``, as a tuple also where it is one."""
         return _tuple(self.engine)
-
-
-class RolloutTable(SamplingChoice, frozen=True, forbid_unknown_fields=False, omit_defaults=False):
-    """``[rollout]``: the values for a prompt whose own line does not give them."""
-
-    n: Annotated[int, Meta(ge=1, le=MOST_RESPONSES)] = 8
-    """Responses for each prompt."""
-    max_tokens: Annotated[int, Meta(ge=1)] = 1024
-    """The most tokens of a response, prompt excluded."""
-    temperature: NotNegative = 1.0
-    """The sampling temperature; 0 is greedy."""
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Tokens are drawn from the most probable ones whose probabilities add up to this."""
-    top_k: Annotated[int, Meta(ge=0, le=MOST_TOP_K)] = 0
-    """Tokens are drawn from so many of the most probable ones; 0 means no limit."""
-
-
-class Config(Struct, frozen=True):
-    """A whole configuration: the tables of a config file."""
-
-    seer: SeerTable
-    """The table ``[seer]``."""
-    rollout: RolloutTable
-    """The table ``[rollout]``."""
-    tables: Mapping[str, Any]
-    """Further tables that are there, by the names that installed commands give them, each as its class."""
-    engine: Mapping[str, Mapping[str, Any]]
-    """The tables ``[engine.NAME]`` by name, not yet checked; those of engines that are not used, too."""
-    plugin: Mapping[str, Mapping[str, Any]]
-    """The tables ``[plugin.NAME]`` by name, not yet checked."""
-    kv_pool: Mapping[str, Mapping[str, Any]]
-    """The tables ``[kv_pool.NAME]`` by name, not yet checked."""
-    launcher: Mapping[str, Mapping[str, Any]]
-    """The tables ``[launcher.NAME]`` by name, not yet checked."""
-    base_dir: Path
-    """The directory to which relative paths refer: that of the file."""
-    origins: Mapping[str, str]
-    """Where each key that was set was set: the file, or ``--set``."""
-    blocked: tuple[str, ...] = ()
-    """The plug-ins that ``-p no:NAME`` leaves out."""
-
-    def with_plugins(self, plugins: Sequence[str]) -> Config:
-        """Return the same configuration with other plug-ins enabled; ``[seer.slots]`` chooses among them."""
-        slots = self.seer.slots.only(lambda name: name in plugins)
-        seer = msgspec.structs.replace(self.seer, plugins=tuple(plugins), slots=slots)
-        return msgspec.structs.replace(self, seer=seer)
 
 
 def structure(table: Mapping[str, Any], into: type[T], where: str) -> T:

@@ -15,7 +15,7 @@ import structlog
 from seer_core.error_origin import one_line, shown
 from seer_core.errors import PluginError
 from seer_core.plugins import hookspecs
-from seer_core.plugins.config import Config, nearest
+from seer_core.plugins.config import nearest
 from seer_core.plugins.hookspecs import PROJECT
 
 __all__ = ["FACTORY", "HOOKS", "Plugin", "SeerPluginManager", "read_hooks"]
@@ -60,22 +60,23 @@ class SeerPluginManager(pluggy.PluginManager):
     So each call has the settings of the plug-in that answers.  The wrappers of all go round it.
     """
 
-    def __init__(self, plugins: Sequence[Plugin], config: Config | None = None) -> None:
-        """Register plug-ins, so that pluggy calls them in this order, but for those that ``config`` blocks.
+    def __init__(
+        self, plugins: Sequence[Plugin], blocked: Iterable[str] = (), *, debug: bool = False
+    ) -> None:
+        """Register plug-ins, so that pluggy calls them in this order, and no plug-in that is ``blocked``.
 
-        With ``[seer].debug`` each call of a hook is logged.
+        With ``debug`` each call of a hook is logged.
 
         Raises:
             PluginError: pluggy refuses a hook, or an object in place of a module that equals another one.
         """
         super().__init__(PROJECT)
         self.add_hookspecs(hookspecs)
-        if config is not None:
-            if config.seer.debug:
-                self.trace.root.setwriter(lambda text: log.info("pluggy", trace=one_line(text)))
-                self.enable_tracing()
-            for name in {*config.blocked} - {plugin.name for plugin in plugins}:
-                self.set_blocked(name)
+        if debug:
+            self.trace.root.setwriter(lambda text: log.info("pluggy", trace=one_line(text)))
+            self.enable_tracing()
+        for name in {*blocked} - {plugin.name for plugin in plugins}:
+            self.set_blocked(name)
         for plugin in reversed(plugins):  # pluggy calls first what was registered last
             try:
                 if plugin.namespace not in self.get_plugins():

@@ -15,12 +15,14 @@ from seer_core.plugins.hooks import FACTORY, HOOKS, Plugin, SeerPluginManager
 from seer_core.plugins.hookspecs import Startup
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.drafting import Drafter
+from seer_core.ports.engine import EngineFleet
 from seer_core.ports.environment import Environment
+from seer_core.ports.kv import KVPool
 from seer_core.ports.launcher import Launcher
 from seer_core.ports.policy import Observer
 from seer_core.scheduling.scheduler import CORE, Policies, Slot, remedy_without
 
-__all__ = ["SLOTS", "Factories", "Strategies", "check_enabled", "fill"]
+__all__ = ["SLOTS", "Assembly", "Factories", "Strategies", "check_enabled", "fill"]
 
 SLOTS: Mapping[str, type] = {
     slot: get_args(get_type_hints(getattr(hookspecs, hook))["return"])[0]
@@ -53,21 +55,6 @@ class Strategies:
         others = [slot for slot in (self.drafter, self.environment) if slot is not None]
         return [*self.policies.links, *others, *self.observers]
 
-    @property
-    def shares_drafter(self) -> bool:
-        """Whether the object that drafts fills another slot as well."""
-        drafter = self.drafter
-        return drafter is not None and sum(slot.strategy is drafter.strategy for slot in self.slots) > 1
-
-    def refuse_environment(self, user: str) -> None:
-        """Raise ConfigError where an environment is configured for a ``user`` that reads no turns."""
-        if self.environment is not None:
-            name = self.environment.owner
-            raise ConfigError(
-                f"{user} takes no environment yet, and [seer].plugins names {name!r}; leave it out:"
-                f" --set seer.slots.environment={CORE}, or take it out of the file"
-            )
-
     def with_observer(self, *observers: Observer, owner: str = "") -> Strategies:
         """Return the same with further observers, each named by its class unless ``owner`` names them.
 
@@ -79,6 +66,20 @@ class Strategies:
                 raise PluginError(f"the observer {type(each).__name__} is no Observer: {flaw}")
         slots = (Slot("observer", owner or type(each).__name__, each) for each in observers)
         return attrs.evolve(self, observers=(*self.observers, *slots))
+
+
+@attrs.frozen
+class Assembly:
+    """All slots filled; nothing started."""
+
+    fleet: EngineFleet
+    strategies: Strategies
+    kv_pool: Slot[KVPool] | None = None
+    launcher: Slot[Launcher] | None = None
+
+    def with_observer(self, *observers: Observer, owner: str = "") -> Assembly:
+        """Return the same with further observers; see ``Strategies.with_observer``."""
+        return attrs.evolve(self, strategies=self.strategies.with_observer(*observers, owner=owner))
 
 
 class Factories:

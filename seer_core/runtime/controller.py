@@ -32,7 +32,7 @@ from seer_core.model.events import (
     RolloutResumed,
 )
 from seer_core.plugins.config import SeerTable
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.contracts import implemented
 from seer_core.ports.engine import ChunkEnder, ChunkOutput, ChunkPiece
 from seer_core.ports.extension import Extender, HeldResponse, MakeExtender

@@ -12,11 +12,10 @@ import structlog
 
 from seer_core.errors import EngineError, SeerError, WeightVersionError
 from seer_core.model import InstanceInfo
-from seer_core.plugins.config import RolloutTable, SeerTable
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.config import SeerTable
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import Clock, InstanceClient, ModelInfo, Tokenizer
-from seer_core.ports.environment import Environment
 from seer_core.ports.extension import MakeExtender
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import OWNER, WeightSpec, WeightStore, directory
@@ -42,14 +41,12 @@ class Driver:
         self,
         assembly: Assembly,
         settings: SeerTable = SeerTable(),  # noqa: B008, immutable
-        defaults: RolloutTable = RolloutTable(),  # noqa: B008, immutable
         weights: WeightStore | None = None,
         read_text: ReadText | None = None,
     ) -> None:
         """Start nothing; ``weights`` keeps those of updates, ``read_text`` gives completions their text."""
         _log_on_standard_error()
         self.settings = settings
-        self.defaults = defaults
         self._controller = RolloutController(assembly, settings, weights or WeightStore(), read_text)
         self._fleet = self._controller.fleet
         self._started = False
@@ -93,15 +90,6 @@ class Driver:
     def kv_pool(self) -> Slot[KVPool] | None:
         """The KV pool that instances share, if any."""
         return self._fleet.kv_pool
-
-    @property
-    def environment(self) -> Slot[Environment] | None:
-        """The environment that the configuration names, if any."""
-        return self._controller.strategies.environment
-
-    def refuse_environment(self, user: str) -> None:
-        """Raise ConfigError where an environment is configured for a ``user`` that reads no turns."""
-        self._controller.strategies.refuse_environment(user)
 
     @property
     def strategies_failed(self) -> bool:

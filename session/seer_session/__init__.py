@@ -3,10 +3,10 @@
 From a script: ``rollout(config, prompts)``.  From a trainer: ``Session``.  In an event loop: ``Runtime``.
 """
 
-from seer_host.config_files import load_config
+from seer_host.config_files import Config, load_config
 from seer_host.shared_weights import SharedWeights
 
-from seer_core import Completion, Config, PromptGroup, Sampling, SeerError
+from seer_core import Completion, PromptGroup, Sampling, SeerError
 from seer_session.results import RolloutResult, Summary
 from seer_session.rollouts import Rollout
 from seer_session.runtime import Runtime

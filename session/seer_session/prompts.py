@@ -12,10 +12,11 @@ from typing import Annotated, Any
 import attrs
 import msgspec
 from msgspec import Meta, Struct
+from seer_host.config_files import RolloutTable
 
 from seer_core.errors import SHOWN, ConfigError, PromptError, SeerError, explain_error, printable, quote
 from seer_core.model import MOST_RESPONSES, PromptGroup, Sampling, SamplingChoice
-from seer_core.plugins.config import RolloutTable, nearest
+from seer_core.plugins.config import nearest
 from seer_core.plugins.config_types import Positive
 from seer_core.ports.engine import ModelInfo, Tokenizer
 from seer_session.group_checks import MOST_SEED, problem_of

@@ -9,17 +9,20 @@ from typing import Any, Self, cast
 
 import attrs
 import msgspec
-from seer_host.config_files import load_config
+from seer_host.config_files import Config, RolloutTable, load_config
 from seer_host.text import text_before_stop
 from seer_host.weight_copies import WeightCopies
 
+from seer_core.errors import ConfigError
 from seer_core.model import PromptGroup, Sampling, WrittenResponse
-from seer_core.plugins.config import NO_COPY, Config, RolloutTable, SeerTable
-from seer_core.plugins.loading import Assembly, assemble, fill_slots
+from seer_core.plugins.config import NO_COPY, SeerTable
+from seer_core.plugins.slots import Assembly
 from seer_core.ports.environment import Environment
 from seer_core.ports.extension import MakeExtender
 from seer_core.ports.policy import Observer
 from seer_core.runtime.driver import Driver
+from seer_core.scheduling.scheduler import CORE, Slot
+from seer_session.assembly import assemble, fill_slots
 from seer_session.environments import EnvironmentCalls
 from seer_session.group_checks import check_groups
 from seer_session.journal import Journal
@@ -42,9 +45,8 @@ class Runtime(Driver):
         settings: SeerTable = SeerTable(),  # noqa: B008, immutable
         defaults: RolloutTable = RolloutTable(),  # noqa: B008, immutable
     ) -> None:
-        super().__init__(
-            assembly, settings, defaults, WeightCopies(settings.weights_dir), self._text_of_response
-        )
+        super().__init__(assembly, settings, WeightCopies(settings.weights_dir), self._text_of_response)
+        self.defaults = defaults
 
     @classmethod
     def from_config(cls, config: Config | str | Path, observers: Iterable[Observer] = ()) -> Self:
@@ -109,7 +111,8 @@ class Runtime(Driver):
             ConfigError, PluginError: as when the runtime was made.
         """
         fresh = fill_slots(config).with_observer(*observers)
-        if not fresh.shares_drafter:
+        shared = [slot for slot in fresh.slots if fresh.drafter and slot.strategy is fresh.drafter.strategy]
+        if len(shared) < 2:
             # Engines start anew with another drafter, even an equal one.
             fresh = attrs.evolve(fresh, drafter=self.drafter)
         await self.use(fresh)
@@ -118,6 +121,20 @@ class Runtime(Driver):
     def current(self) -> Rollout | None:
         """The rollout under way, if any."""
         return cast("Rollout | None", super().current)
+
+    @property
+    def environment(self) -> Slot[Environment] | None:
+        """The environment that the configuration names, if any."""
+        return self._controller.strategies.environment
+
+    def refuse_environment(self, user: str) -> None:
+        """Raise ConfigError where an environment is configured for a ``user`` that reads no turns."""
+        if self.environment is not None:
+            name = self.environment.owner
+            raise ConfigError(
+                f"{user} takes no environment yet, and [seer].plugins names {name!r}; leave it out:"
+                f" --set seer.slots.environment={CORE}, or take it out of the file"
+            )
 
     def rollout(
         self,

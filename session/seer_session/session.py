@@ -11,12 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from seer_host.config_files import load_config
+from seer_host.config_files import Config, load_config
 
 from seer_core.error_origin import describe_error
 from seer_core.errors import SeerError
 from seer_core.model import Completion
-from seer_core.plugins.config import Config
 from seer_core.ports.environment import Environment
 from seer_core.ports.policy import Observer
 from seer_core.ports.weights import WeightSpec

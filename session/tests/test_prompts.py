@@ -5,12 +5,12 @@ import re
 
 import pytest
 from msgspec.structs import replace
+from seer_host.config_files import RolloutTable
 from seer_session.group_checks import problem_of
 from seer_session.prompts import make_groups, read_prompts
 
 from seer_core.errors import ConfigError, PromptError
 from seer_core.model import PromptGroup, Sampling, request_seed
-from seer_core.plugins.config import RolloutTable
 from seer_core.ports.engine import ModelInfo
 
 MODEL = ModelInfo(vocab_size=300, max_model_tokens=64)

@@ -14,8 +14,9 @@ from typing import Any
 import attrs
 import msgspec
 import pytest
-from seer_host.config_files import make_config
+from seer_host.config_files import Config, make_config
 from seer_host.installation import how_to_install
+from seer_session.assembly import assemble, installed
 from seer_session.results import Summary
 from seer_session.runtime import Runtime
 from seer_trace.records import TraceRecord
@@ -23,8 +24,6 @@ from seer_trace.records import TraceRecord
 from seer_core.errors import PluginError
 from seer_core.model import Completion, PromptGroup
 from seer_core.model.events import Command, Event, GroupsSubmitted
-from seer_core.plugins.config import Config
-from seer_core.plugins.loading import assemble, installed
 from seer_core.ports.policy import Observer
 from seer_core.scheduling.scheduler import CORE, Scheduler
 

@@ -146,7 +146,7 @@ def test_a_command_that_cannot_be_imported_takes_any_arguments_and_names_its_dis
 def test_a_plug_in_of_ours_that_is_not_installed_has_a_remedy(seer, write_config, monkeypatch):
     config = write_config(["vllm"])
     rest = [point for point in entry_points(group="seer") if point.name == "sim"]
-    monkeypatch.setattr("seer_core.plugins.loading._entry_points", lambda: EntryPoints(rest))
+    monkeypatch.setattr("seer_session.assembly._entry_points", lambda: EntryPoints(rest))
     result = seer("plugins", config)
     assert result.exit_code == 2
     assert "the plug-in 'vllm' is not installed here; run `make setup` in Seer's checkout" in result.stderr

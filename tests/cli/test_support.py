@@ -5,8 +5,7 @@ import tomllib
 from pathlib import Path
 
 from seer_cli.installed import TIERS, tier_of
-
-from seer_core.plugins.loading import installed
+from seer_session.assembly import installed
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("plugins", "backends", "contrib")

@@ -24,12 +24,13 @@ from click.testing import CliRunner
 from seer_cli import main
 from seer_cli.profiles import read_profile
 from seer_grouped_spec.replay import load, replay
-from seer_host.config_files import load_config
+from seer_host.config_files import RolloutTable, load_config
 from seer_host.frames import Frames, WireError, encode
 from seer_lab.choose import choose_workload
 from seer_lab.fit import fit
 from seer_lab.traces import read_lengths
 from seer_lab.twin import recorded_drafts
+from seer_session.assembly import assemble
 from seer_session.prompts import read_prompts
 from seer_sim.tokens import ByteTokenizer
 from seer_trace.records import read_trace
@@ -38,8 +39,6 @@ from seer_worker.tokenizer import ModelTokenizer
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo, Sampling
-from seer_core.plugins.config import RolloutTable
-from seer_core.plugins.loading import assemble
 from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece, ModelInfo
 from seer_core.ports.weights import directory

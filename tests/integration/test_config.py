@@ -2,9 +2,9 @@
 
 import pytest
 from seer_host.config_files import load_config
+from seer_session.assembly import assemble
 
 from seer_core.errors import ConfigError, SeerError
-from seer_core.plugins.loading import assemble
 
 
 @pytest.fixture

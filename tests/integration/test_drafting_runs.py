@@ -7,12 +7,13 @@ import msgspec
 import pytest
 from seer_cli.comparison import compare
 from seer_host.config_files import load_config
+from seer_session.assembly import fill_slots
 from seer_session.runtime import Runtime
 from seer_trace.records import TraceWriter, replay
 
 from seer_core.errors import EngineError, PluginError
 from seer_core.model.events import InstanceReported
-from seer_core.plugins.loading import Strategies, fill_slots
+from seer_core.plugins.slots import Strategies
 from seer_core.ports.drafting import Drafter, SourceSpec, StepTimes
 from seer_core.scheduling.scheduler import Policies, Slot
 

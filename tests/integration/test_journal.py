@@ -13,7 +13,7 @@ from seer_core.errors import InputError
 from seer_core.model import PromptGroup
 from seer_core.model.arrays import Tokens
 from seer_core.model.events import ChunkFinished
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import CORE, Policies, Scheduler, Slot
 
 from .helpers import divided, outputs, play

@@ -8,11 +8,12 @@ import structlog
 from seer_cli.comparison import arms_of
 from seer_cli.installed import slots_of
 from seer_host.config_files import load_config
+from seer_session.assembly import assemble
 
 from seer_core.errors import ConfigError, EngineError, PluginError
 from seer_core.model import InstanceInfo
 from seer_core.model.events import ChunkFinished
-from seer_core.plugins.loading import Strategies, assemble
+from seer_core.plugins.slots import Strategies
 from seer_core.ports.kv import PoolStats, StoreSpec
 from seer_core.scheduling.scheduler import Policies, Slot
 

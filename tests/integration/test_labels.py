@@ -2,12 +2,12 @@
 
 import pytest
 from seer_host.config_files import load_config
+from seer_session.assembly import fill_slots
 from seer_session.session import rollout
 from seer_trace.records import TraceWriter, read_trace, replay
 
 from seer_core.errors import ConfigError, PromptError
 from seer_core.model.events import InstanceStarted
-from seer_core.plugins.loading import fill_slots
 from seer_core.scheduling.scheduler import Scheduler
 
 TENANTS = """

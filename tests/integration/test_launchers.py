@@ -2,9 +2,9 @@
 
 import pytest
 from seer_host.config_files import load_config
+from seer_session.assembly import assemble
 
 from seer_core.errors import ConfigError
-from seer_core.plugins.loading import assemble
 from seer_core.ports.contracts import implemented
 
 from .helpers import HEAD

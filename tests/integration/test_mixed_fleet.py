@@ -9,10 +9,10 @@ import attrs
 import msgspec
 import pytest
 from seer_host.config_files import load_config
+from seer_session.assembly import fill_slots
 from seer_session.runtime import Runtime
 
 from seer_core.model.events import Complete
-from seer_core.plugins.loading import fill_slots
 from seer_core.ports.drafting import StepTimes
 from seer_core.scheduling.scheduler import Slot
 from tests.support.installed import skip_without

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from seer_cli.installed import slots_of
 from seer_host.config_files import load_config
+from seer_session.assembly import assemble
+from seer_session.merge_fleets import merge_fleets
 from seer_session.runtime import Runtime
 
 from seer_core.errors import ConfigError, PluginError
-from seer_core.plugins.loading import assemble
-from seer_core.plugins.merge_fleets import merge_fleets
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo
 from tests.support.eventually import aeventually

@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 from seer_host.config_files import load_config
+from seer_session.assembly import assemble
 from seer_session.runtime import Runtime
 from seer_session.session import rollout
 
 from seer_core.errors import PluginError
 from seer_core.model.events import InstanceStopped
-from seer_core.plugins.loading import assemble
 from seer_core.runtime.observers import ObserverHub
 from seer_core.scheduling.scheduler import Slot
 

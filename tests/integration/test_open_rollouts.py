@@ -205,7 +205,7 @@ def test_an_open_rollout_fails_with_its_last_instance_and_takes_no_more(by_hand,
 
 
 def test_what_failed_does_not_touch_the_rollout_after_it(by_hand, hand, some_groups):
-    from seer_core.plugins.loading import Strategies
+    from seer_core.plugins.slots import Strategies
 
     engine = hand()
 

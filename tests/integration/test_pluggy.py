@@ -7,10 +7,10 @@ import pytest
 from seer_cli.comparison import arms_of, left_out
 from seer_cli.installed import offers, slots_of
 from seer_host.config_files import load_config
+from seer_session.assembly import assemble, fill_slots, load_enabled
 
 from seer_core.errors import ConfigError, PluginError
 from seer_core.plugins.hooks import Plugin, SeerPluginManager
-from seer_core.plugins.loading import assemble, fill_slots, load_enabled
 
 from .helpers import HEAD, NAMED_QUEUE
 
@@ -148,7 +148,7 @@ def test_an_optional_hook_that_does_not_exist_is_left_out(distribution, write_co
 def test_a_plug_in_that_is_left_out_is_blocked_by_name(watches, write_config):
     watches("mine")
     config = load_config(write_config(["mine", "context_sched"]), without=["mine"])
-    manager = SeerPluginManager([plugin for _, plugin in load_enabled(config)], config)
+    manager = SeerPluginManager([plugin for _, plugin in load_enabled(config)], config.blocked)
     assert manager.is_blocked("mine")
     assert manager.register(sys.modules[__name__], "mine") is None
     assert {name for name, plugin in manager.list_name_plugin() if plugin} == {"sim", "context_sched"}

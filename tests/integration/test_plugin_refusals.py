@@ -4,9 +4,9 @@ import re
 
 import pytest
 from seer_host.config_files import load_config
+from seer_session.assembly import assemble
 
 from seer_core.errors import ConfigError, PluginError
-from seer_core.plugins.loading import assemble
 
 from .helpers import HEAD, NAMED_QUEUE
 

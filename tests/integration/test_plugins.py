@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from seer_cli.installed import describe, offers, slots_of
 from seer_host.config_files import load_config
+from seer_session.assembly import assemble, fill_slots, installed
 from seer_session.runtime import Runtime
 from seer_session.session import rollout
 
 from seer_core.errors import ConfigError, PluginError
-from seer_core.plugins.loading import assemble, fill_slots, installed
 from seer_core.ports.engine import InstanceClient
 
 from .helpers import HEAD, NAMED_QUEUE
@@ -301,7 +301,7 @@ def seer_make_observer(settings, startup):
             with monkeypatch.context() as patch:
                 patch.setattr("pluggy._hooks.HookCaller.__call__", _forbidden)
                 patch.setattr("pluggy._manager.PluginManager.__init__", _forbidden)
-                patch.setattr("seer_core.plugins.discovery.entry_points", _forbidden)
+                patch.setattr("seer_host.discovery.entry_points", _forbidden)
                 return await runtime.rollout(groups).wait()
 
     assert len(asyncio.run(run()).completions) == 6

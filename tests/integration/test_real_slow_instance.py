@@ -11,10 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from seer_host.config_files import load_config
+from seer_session.assembly import fill_slots
 from seer_session.runtime import Runtime
 
 from seer_core.model.events import ChunkFinished, Dispatch
-from seer_core.plugins.loading import Strategies, fill_slots
+from seer_core.plugins.slots import Strategies
 from seer_core.scheduling.scheduler import Policies
 from tests.support.installed import skip_without
 

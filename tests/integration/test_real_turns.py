@@ -10,11 +10,12 @@ import attrs
 import msgspec
 import pytest
 from seer_host.config_files import load_config
+from seer_session.assembly import fill_slots
 from seer_session.runtime import Runtime
 
 from seer_core.model import PromptGroup
 from seer_core.model.events import Complete
-from seer_core.plugins.loading import Strategies, fill_slots
+from seer_core.plugins.slots import Strategies
 from seer_core.ports.drafting import StepTimes
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.support.installed import skip_without

@@ -12,7 +12,7 @@ from seer_core.errors import (
     TransitionError,
     WeightVersionError,
 )
-from seer_core.plugins.loading import Strategies
+from seer_core.plugins.slots import Strategies
 from seer_core.scheduling.scheduler import Policies
 
 from .helpers import divided, outputs, play, policies, roll_out

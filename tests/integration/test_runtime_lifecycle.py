@@ -22,7 +22,7 @@ from seer_core.model import InstanceInfo
 from seer_core.model.events import (
     InstanceLost,
 )
-from seer_core.plugins.loading import Strategies
+from seer_core.plugins.slots import Strategies
 from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
 
 from .helpers import Recorder, divided, outputs, play, policies, turns

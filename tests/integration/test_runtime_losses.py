@@ -16,7 +16,7 @@ from seer_core.model.events import (
     InstanceWaiting,
 )
 from seer_core.plugins.config import RestartsTable, SeerTable
-from seer_core.plugins.loading import Strategies
+from seer_core.plugins.slots import Strategies
 from seer_core.ports.clock import RealClock
 from seer_core.scheduling.scheduler import Policies, Slot
 

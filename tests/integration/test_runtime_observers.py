@@ -15,7 +15,7 @@ from seer_core.model.events import (
     InstanceStarted,
 )
 from seer_core.plugins.config import SeerTable
-from seer_core.plugins.loading import Strategies
+from seer_core.plugins.slots import Strategies
 from seer_core.scheduling.defaults import FirstComeFirstServed
 from seer_core.scheduling.scheduler import Policies, Slot
 

@@ -9,7 +9,7 @@ from seer_core.errors import (
     SeerError,
     WeightVersionError,
 )
-from seer_core.plugins.loading import Strategies
+from seer_core.plugins.slots import Strategies
 from seer_core.scheduling.scheduler import Policies
 
 from .helpers import divided, play, turns

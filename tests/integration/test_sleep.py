@@ -8,7 +8,7 @@ import pytest
 from seer_session import Session
 
 from seer_core.errors import EngineError, SeerError
-from seer_core.plugins.loading import Strategies
+from seer_core.plugins.slots import Strategies
 from seer_core.scheduling.scheduler import Policies
 
 from .helpers import RECORDS, SMALL, play, tokens, turns

@@ -6,10 +6,10 @@ import sys
 import pytest
 from seer_cli.installed import slots_of
 from seer_host.config_files import load_config
+from seer_session.assembly import fill_slots
 from seer_session.session import rollout
 
 from seer_core.errors import ConfigError
-from seer_core.plugins.loading import fill_slots
 
 HEAD = "from seer_core.plugins.hookspecs import hookimpl\n"
 

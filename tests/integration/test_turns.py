@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from seer_host.config_files import load_config, make_config
 from seer_journal import DiskJournal
+from seer_session.assembly import assemble
 from seer_session.runtime import Runtime
 from seer_session.session import Session
 from seer_trace.records import TraceWriter, replay
@@ -15,7 +16,7 @@ from structlog.testing import capture_logs
 from seer_core.errors import ConfigError, EngineError, InputError, PluginError
 from seer_core.model import PromptGroup
 from seer_core.model.events import AskEnvironment, ChunkFinished, EnvironmentAnswered
-from seer_core.plugins.loading import Assembly, Strategies, assemble
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.environment import EnvironmentAnswer
 from seer_core.scheduling.scheduler import CORE, Policies, Scheduler, Slot
 

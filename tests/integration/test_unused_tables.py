@@ -4,10 +4,10 @@ import sys
 
 import pytest
 from seer_host.config_files import load_config
+from seer_session import assembly
+from seer_session.assembly import assemble, fill_slots, installed, load_enabled
 
 from seer_core.errors import ConfigError
-from seer_core.plugins import loading
-from seer_core.plugins.loading import assemble, fill_slots, installed, load_enabled
 
 SPLITTER = """
 import msgspec
@@ -27,8 +27,8 @@ def without(monkeypatch):
     """Return a function that hides installed plug-ins."""
 
     def hide(*names):
-        rest = loading.EntryPoints(point for point in loading._entry_points() if point.name not in names)
-        monkeypatch.setattr(loading, "_entry_points", lambda: rest)
+        rest = assembly.EntryPoints(point for point in assembly._entry_points() if point.name not in names)
+        monkeypatch.setattr(assembly, "_entry_points", lambda: rest)
 
     return hide
 

@@ -20,13 +20,14 @@ from collections.abc import Mapping, Sequence
 import attrs
 import msgspec
 from seer_host.config_files import load_config
+from seer_session.assembly import fill_slots
 from seer_session.runtime import Runtime
 
 from bench.harness import EXAMPLE, prompts
 from bench.placers import AlwaysMigrate
 from seer_core.model import Completion, PromptGroup, Sampling
 from seer_core.model.events import ChunkFinished
-from seer_core.plugins.loading import Strategies, fill_slots
+from seer_core.plugins.slots import Strategies
 from seer_core.scheduling.scheduler import Slot
 from tests.support.killer import Killer, kill_worker_of
 

@@ -26,13 +26,12 @@ import attrs
 import msgspec
 import numpy as np
 from safetensors.numpy import load_file, save_file
-from seer_host.config_files import load_config
+from seer_host.config_files import Config, load_config
 from seer_session.runtime import Runtime
 
 from bench.harness import EXAMPLE, prompts
 from seer_core.errors import SeerError
 from seer_core.model import Completion, PromptGroup
-from seer_core.plugins.config import Config
 
 from .fault_kinds import KINDS, Fault, children
 from .faults_of_command import COMMAND_KINDS, run_command

@@ -30,7 +30,7 @@ from seer_session import Runtime
 
 from seer_core.plugins.config import RestartsTable, SeerTable
 from seer_core.plugins.hookspecs import Startup
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.soak.stand_in_server import StandInProcess
 from tests.support.ports import reserved_port

@@ -27,7 +27,7 @@ from structlog.testing import capture_logs
 from seer_core.errors import EngineError
 from seer_core.model import PromptGroup, request_seed
 from seer_core.plugins.config import SeerTable, TurnsTable
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.environment import EnvironmentAnswer
 from seer_core.scheduling.scheduler import CORE, Policies, Slot
 from tests.support.eventually import aeventually

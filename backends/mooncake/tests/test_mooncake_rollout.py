@@ -8,11 +8,11 @@ import psutil
 import pytest
 import seer_mooncake.master
 from seer_host.config_files import load_config
+from seer_session.assembly import fill_slots
 from seer_session.prompts import read_prompts
 from seer_session.runtime import Runtime
 
 from backends.tests.mover import Mover
-from seer_core.plugins.loading import fill_slots
 from seer_core.scheduling.scheduler import Slot
 from tests.support.installed import skip_without
 

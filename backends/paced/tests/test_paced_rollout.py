@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from seer_host.config_files import make_config
+from seer_session.assembly import assemble
 from seer_session.runtime import Runtime
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo, PromptGroup, Sampling
 from seer_core.model.events import Complete
-from seer_core.plugins.loading import assemble
 from seer_core.ports.engine import ChunkJob
 from tests.support.killer import Killer, kill_worker_of
 

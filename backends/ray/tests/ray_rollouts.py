@@ -14,7 +14,7 @@ from seer_worker.client.process_client import Launch, ProcessClient
 from seer_core.model import PromptGroup
 from seer_core.model.events import ChunkFinished, InstanceLost
 from seer_core.plugins.config import SeerTable
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo, PlainFleet
 from seer_core.scheduling.scheduler import Policies, Slot

@@ -15,13 +15,14 @@ from seer_mooncake import MooncakePool
 from seer_mooncake import Settings as Mooncake
 from seer_mooncake.cleanup import PREFIX
 from seer_mooncake.system import installation
+from seer_session.assembly import fill_slots
 from seer_session.prompts import read_prompts
 from seer_session.runtime import Runtime
 from seer_worker.client.local import LocalLauncher
 from seer_worker.client.process_client import ProcessClient
 
 from seer_core.errors import EngineError
-from seer_core.plugins.loading import Strategies, fill_slots
+from seer_core.plugins.slots import Strategies
 from seer_core.scheduling.scheduler import Policies, Slot
 
 pytest.importorskip("ray")

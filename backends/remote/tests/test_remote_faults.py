@@ -13,7 +13,7 @@ from seer_testing import EngineContract
 from seer_core.errors import ConfigError, EngineError, PromptError
 from seer_core.model import Sampling
 from seer_core.plugins.config import RestartsTable, SeerTable
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies
 from tests.support.eventually import aeventually
 

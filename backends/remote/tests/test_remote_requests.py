@@ -17,7 +17,7 @@ from conftest import Thread
 from seer_core.errors import ConfigError, EngineError
 from seer_core.model import Sampling
 from seer_core.plugins.config import SeerTable
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.support.eventually import aeventually
 

@@ -29,7 +29,7 @@ from backends.tests.mover import Mover
 from seer_core.errors import EngineError
 from seer_core.plugins.config import SeerTable
 from seer_core.plugins.hookspecs import Startup
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.policy import Splitter
 from seer_core.scheduling.scheduler import Policies, Slot
 

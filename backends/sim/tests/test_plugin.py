@@ -15,7 +15,7 @@ from seer_sim.tokens import ByteTokenizer
 from seer_core.errors import ConfigError, PromptError
 from seer_core.model import PromptGroup, Sampling
 from seer_core.plugins.hookspecs import Startup
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.engine import EngineFleet
 from seer_core.scheduling.scheduler import Policies
 

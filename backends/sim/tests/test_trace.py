@@ -6,11 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from seer_host.config_files import make_config
+from seer_session.assembly import assemble, fill_slots
 from seer_session.runtime import Runtime
 from seer_trace.records import TraceWriter, read_trace, replay
 
 from seer_core.errors import SeerError
-from seer_core.plugins.loading import Assembly, assemble, fill_slots
+from seer_core.plugins.slots import Assembly
 from seer_core.scheduling.scheduler import CORE, Scheduler, Slot
 
 TABLES = {

@@ -6,6 +6,7 @@ import sys
 
 import msgspec
 import pytest
+from seer_host.config_files import RolloutTable
 from seer_session.prompts import read_prompts
 from seer_vllm.doctor import installation, on_cpu
 from seer_vllm.plugin import (
@@ -18,7 +19,6 @@ from seer_worker.client.fleet import read_model_info
 from seer_worker.tokenizer import ModelTokenizer
 
 from seer_core.errors import ConfigError
-from seer_core.plugins.config import RolloutTable
 from seer_core.plugins.hookspecs import Startup
 from seer_core.ports.engine import EngineFleet, InstanceClient, ModelInfo, Tokenizer
 

@@ -15,7 +15,7 @@ from seer_core.errors import EngineError
 from seer_core.model import PromptGroup, Sampling
 from seer_core.model.events import InstanceLost
 from seer_core.plugins.config import SeerTable
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.weights import WeightSpec, directory
 from seer_core.scheduling.scheduler import Policies, Slot

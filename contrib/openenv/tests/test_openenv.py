@@ -14,6 +14,7 @@ from seer_divided_rollout import Chunks, KvAware
 from seer_host.config_files import make_config
 from seer_journal import DiskJournal
 from seer_openenv import OpenEnv
+from seer_session.assembly import assemble
 from seer_session.runtime import Runtime
 from seer_testing import EnvironmentContract
 from structlog.testing import capture_logs
@@ -21,7 +22,7 @@ from structlog.testing import capture_logs
 from seer_core.errors import ConfigError, EngineError
 from seer_core.model import PromptGroup
 from seer_core.model.events import EnvironmentAnswered
-from seer_core.plugins.loading import Assembly, Strategies, assemble
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.environment import AnsweredTurn, ModelTurn, Trajectory
 from seer_core.scheduling.scheduler import CORE, Policies, Slot
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
+from seer_host.config_files import RolloutTable
 from seer_session import Sampling, Session
 from seer_session.prompts import make_groups
 from seer_skyrl import SeerEngines, SeerExp, SeerTrainer
@@ -21,7 +22,6 @@ from skyrl.train.generators.utils import prepare_generator_input
 
 from seer_core.errors import ConfigError, EngineError
 from seer_core.model.sampling import CONTROLS
-from seer_core.plugins.config import RolloutTable
 from seer_core.ports.engine import ModelInfo
 
 HOW = {"max_tokens": 4, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": 1}

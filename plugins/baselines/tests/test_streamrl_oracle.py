@@ -3,6 +3,7 @@ import pytest
 from hypothesis import strategies as st
 from seer_baselines.streamrl_oracle import Settings, StreamRLOracle
 from seer_host.config_files import make_config
+from seer_session.assembly import fill_slots
 from seer_testing.rollouts import outlast_arrivals, roll_out_at_random
 
 from seer_core.errors import PromptError
@@ -15,7 +16,6 @@ from seer_core.model.events import (
     InstanceLost,
     InstanceStarted,
 )
-from seer_core.plugins.loading import fill_slots
 from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
 
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from seer_host.discovery import offered
 
 from seer_core.errors import ConfigError, quote
 from seer_core.plugins.config_types import MOST, NotNegative, Share
-from seer_core.plugins.discovery import offered
 from seer_core.plugins.hookspecs import Startup, hookimpl
 from seer_divided_rollout.placer import RESERVED_SHARE, KvAware, Scorer
 from seer_divided_rollout.splitter import AffordableChunks, Chunks

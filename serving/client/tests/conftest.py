@@ -10,7 +10,7 @@ from seer_client import Client
 from seer_host.config_files import make_config
 from seer_session.runtime import Runtime
 
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies, Slot
 
 ROOT = Path(__file__).parents[3]

@@ -17,12 +17,12 @@ from seer_cli.common import config_options, main_options
 from seer_cli.controls import watched
 from seer_cli.output import InputPath
 from seer_cli.report.options import DASHBOARD_OPTION
+from seer_host.config_files import Config
 from seer_host.viewer_port import allow_files
 from seer_journal import DiskJournal
 from seer_session.runtime import Runtime
 
 from seer_core.errors import ConfigError, quote
-from seer_core.plugins.config import Config
 from seer_core.ports.policy import Observer
 from seer_server.app import make_app
 from seer_server.broker import Trust

@@ -17,7 +17,7 @@ from seer_server import make_app
 from seer_session.runtime import Runtime
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies, Slot
 
 ROOT = Path(__file__).parents[3]

@@ -14,7 +14,7 @@ import pytest
 from seer_server.broker import RolloutBroker
 from seer_session.runtime import Runtime
 
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.support.eventually import eventually
 

@@ -7,7 +7,7 @@ import pytest
 from seer_server import make_app
 from seer_session.runtime import Runtime
 
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.engine import ModelInfo
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.support.eventually import PATIENCE_S

@@ -15,7 +15,7 @@ from seer_worker.tokenizer import ModelTokenizer
 
 from seer_core.errors import ConfigError
 from seer_core.model.arrays import Logprobs, Tokens
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.engine import ChunkOutput, ChunkPiece, ModelInfo
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.support.installed import skip_without

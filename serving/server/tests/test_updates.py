@@ -13,7 +13,7 @@ from seer_session.runtime import Runtime
 
 from seer_core.model import Completion
 from seer_core.plugins.config import RestartsTable, SeerTable
-from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.support.eventually import eventually
 

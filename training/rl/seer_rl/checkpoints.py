@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 import structlog
 from safetensors import SafetensorError
+from seer_host.config_files import RolloutTable
 from seer_host.json_files import UNREADABLE, describe_flaw
+from seer_session import Config
 
-from seer_core import Config
 from seer_core.error_origin import fact_of, is_ctrl_c
 from seer_core.errors import ConfigError, InputError, OutputError, SeerError
-from seer_core.plugins.config import RolloutTable
 from seer_rl.checkpoint_digests import DIGESTS, check_digests, write_digests
 from seer_rl.config import TrainTable, first_model
 from seer_rl.journals import RolloutJournals

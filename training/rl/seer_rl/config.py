@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 from seer_host.config_files import make_config, read_toml
+from seer_session import Config
 
-from seer_core import Config
 from seer_core.errors import ConfigError
 from seer_core.plugins.config import structure
 from seer_core.plugins.config_types import NotNegative, Positive, Seconds, Share

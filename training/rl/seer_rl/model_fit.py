@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 from seer_host.json_files import UNREADABLE, describe_flaw, read_bytes
+from seer_session import Config
 
-from seer_core import Config
 from seer_core.errors import ConfigError
 from seer_rl.config import TrainTable, engine_models, first_model
 from seer_rl.errors import TrainError

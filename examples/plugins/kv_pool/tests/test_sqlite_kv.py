@@ -1,5 +1,5 @@
 from seer_host.config_files import load_config
-from seer_core.plugins.loading import assemble
+from seer_session.assembly import assemble
 from seer_testing import KVPoolContract
 
 from seer_sqlite_kv import SqliteKv

@@ -1,37 +1,32 @@
-"""Plug-ins: discover what is installed, load only what the config names, fill the slots."""
+"""Put a run together: find plug-ins that are installed, load those that the config names, fill the slots."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
-import attrs
 from msgspec import Struct
+from seer_host.config_files import Config
+from seer_host.discovery import REMEDIES, offered
 
 from seer_core.error_origin import describe_error
 from seer_core.errors import ConfigError, PluginError, printable, quote
 from seer_core.model.sampling import Sampling, SamplingChoice
-from seer_core.plugins.config import LONGEST_NAME, Config, nearest, structure
-from seer_core.plugins.discovery import REMEDIES, offered
+from seer_core.plugins.config import LONGEST_NAME, nearest, structure
 from seer_core.plugins.hooks import HOOKS, Plugin, SeerPluginManager, read_hooks
 from seer_core.plugins.hookspecs import PROJECT, Startup
-from seer_core.plugins.merge_fleets import merge_fleets
-from seer_core.plugins.slots import Factories, Strategies, fill
+from seer_core.plugins.slots import Assembly, Factories, Strategies, fill
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.engine import EngineFleet, InstanceClient
-from seer_core.ports.kv import KVPool
-from seer_core.ports.launcher import Launcher
-from seer_core.ports.policy import Observer
 from seer_core.scheduling.scheduler import CORE, Slot
+from seer_session.merge_fleets import merge_fleets
 
 __all__ = [
     "HOOKS",
     "MADE_BY",
-    "Assembly",
-    "Strategies",
     "assemble",
     "fill_slots",
     "installed",
@@ -66,20 +61,6 @@ UNLAUNCHED = {
 
 class NoSettings(Struct, frozen=True):
     """Settings of a plug-in that has none."""
-
-
-@attrs.frozen
-class Assembly:
-    """All slots filled; nothing started."""
-
-    fleet: EngineFleet
-    strategies: Strategies
-    kv_pool: Slot[KVPool] | None = None
-    launcher: Slot[Launcher] | None = None
-
-    def with_observer(self, *observers: Observer, owner: str = "") -> Assembly:
-        """Return the same with further observers; see ``Strategies.with_observer``."""
-        return attrs.evolve(self, strategies=self.strategies.with_observer(*observers, owner=owner))
 
 
 def installed() -> dict[str, EntryPoint]:
@@ -223,14 +204,14 @@ def fill_slots(config: Config) -> Strategies:
     """
     _check_unused_tables(config)
     plugins = _load_kind(config, "plugin")
-    return fill(config.seer.slots, plugins, Factories(SeerPluginManager(plugins, config), startup_of(config)))
+    return fill(config.seer.slots, plugins, Factories(_manager(plugins, config), startup_of(config)))
 
 
 def assemble(config: Config) -> Assembly:
     """Fill every slot, engines included; see ``fill_slots`` for the errors."""
     enabled = load_enabled(config)
     used = {kind: [plugin for each, plugin in enabled if each == kind] for kind in (*MADE_BY, "plugin")}
-    factories = Factories(SeerPluginManager([plugin for _, plugin in enabled], config), startup_of(config))
+    factories = Factories(_manager([plugin for _, plugin in enabled], config), startup_of(config))
     launcher = next(iter(_make("launcher", used, factories)), None)
     if launcher is not None:
         factories.launcher = launcher.strategy
@@ -242,6 +223,10 @@ def assemble(config: Config) -> Assembly:
     pool = next(iter(_make("kv_pool", used, factories)), None)
     strategies = fill(config.seer.slots, used["plugin"], factories)
     return Assembly(merge_fleets(fleets), strategies, pool, launcher)
+
+
+def _manager(plugins: Sequence[Plugin], config: Config) -> SeerPluginManager:
+    return SeerPluginManager(plugins, config.blocked, debug=config.seer.debug)
 
 
 def _make(kind: str, used: Mapping[str, list[Plugin]], factories: Factories) -> list[Slot[Any]]:
