@@ -1,8 +1,11 @@
 """How much of its gain does Seer keep in front of servers that run already, and what do their faults cost?
 
-Paced: vLLM's scheduler on two emulated instances, as Seer's own workers and behind the HTTP dialect of
+Paced: vLLM's scheduler on emulated instances, as Seer's own workers and behind the HTTP dialect of
 `seer-remote`, on a virtual clock and without sockets; a request takes 5 ms on its way. Recorded lengths of
-DeepCoder 14B, 40 times shorter, under Seer's policy without drafts. The servers alone have veRL's policy.
+DeepCoder 14B, 40 times shorter, under Seer's policy without drafts; a seed chooses the iteration. The servers
+alone have veRL's policy. Seer's package ends chunks where KV runs short; without it vLLM preempts them.
+Real: two stock servers of the bundled model on CPUs, keyed, beside a client that sends whole responses to
+each in turn; the same prompts and seeds, in turns.
 Faults: three server processes without a model, or two of vLLM with the bundled model, each behind a proxy
 with TLS that spoils chunks, while rollouts go on; every response is compared with that of a run without
 faults. Scale: the driver's CPU, memory, threads
@@ -13,25 +16,31 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from bench.harness import DATA, Row, markdown
+from bench.harness import DATA, Row, cell, markdown
 
 DEPENDS_ON = ("seer_core", "plugins", "backends/remote", "backends/paced", "tests/soak/remote_campaign.py")
 ROUNDS = 1
 SHORTER = 40
+ALONE, OWN = "servers alone", "own workers, KV shared"
+PACKAGE, APART = "servers with Seer's package, KV shared", "servers with Seer's package, KV apart"
 SERVERS = {"stand-in": "three servers without a model", "vllm": "two of vLLM on a CPU"}
 FAULTS = {"stand-in": 200, "vllm": 40}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add the case's own options."""
-    parts = ["paced", "faults", "scale"]
+    parts = ["paced", "real", "faults", "scale"]
     parser.add_argument("--part", nargs="+", choices=parts, default=parts, help="(default all)")
     parser.add_argument("--shorter", type=int, default=SHORTER, help=f"of the lengths (default {SHORTER})")
+    parser.add_argument("--instances", type=int, nargs="+", default=[2, 4], help="paced (default 2 4)")
+    parser.add_argument("--arms", type=int, nargs="+", default=[], help="paced, by number (default all)")
     parser.add_argument("--data", type=Path, default=DATA.parent, help="folder of the recorded lengths")
     known = ", ".join(f"{name}={count}" for name, count in FAULTS.items())
     parser.add_argument(
@@ -39,6 +48,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--minutes", type=float, default=30.0, help="of faults at most, each (default 30)")
     parser.add_argument("--seed", type=int, default=1, help="of the faults (default 1)")
+    parser.add_argument("--groups", type=int, default=6, help="real: of eight responses (default 6)")
+    parser.add_argument("--most", type=int, default=600, help="real: tokens of a response (default 600)")
+    parser.add_argument("--chunk", type=int, default=64, help="real: tokens of a chunk (default 64)")
     parser.add_argument("--requests", type=int, default=10_000, help="in flight (default 10000)")
 
 
@@ -46,7 +58,13 @@ def run(options: argparse.Namespace) -> list[Row]:
     """Measure the parts that are asked for."""
     rows: list[Row] = []
     if "paced" in options.part:
-        rows += _paced(options.data, options.shorter)
+        for instances in options.instances:
+            for seed in range(options.rounds):
+                rows += _paced(options, instances, seed)
+    if "real" in options.part:
+        from bench.remote_real import measure_real
+
+        rows += measure_real(options.groups, options.most, options.chunk, options.rounds)
     if "faults" in options.part:
         wanted = {name: int(count) for name, _, count in (each.partition("=") for each in options.faults)}
         for engine, count in (wanted or FAULTS).items():
@@ -58,30 +76,36 @@ def run(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def _paced(data: Path, shorter: int) -> list[Row]:
+def _paced(options: argparse.Namespace, instances: int, seed: int) -> list[Row]:
     from seer_lab import simulate as laboratory
     from seer_lab.policies import POLICIES
 
     from bench.paced import figures, recorded
     from bench.remote_paced import ARMS, behind_http
 
-    load = recorded(data, "deepcoder-14b", 2, shorter)
+    shorter = options.shorter
+    load = recorded(options.data, "deepcoder-14b", instances, shorter)
     make, rows = laboratory._fleet, []
-    for name, arm in ARMS.items():
+    for number, (name, arm) in enumerate(ARMS.items()):
+        if options.arms and number not in options.arms:
+            continue
 
         def fleet(config, groups, text, arm=arm):  # type: ignore[no-untyped-def]
             own = make(config, groups, text)
-            return own if arm.shares is None else behind_http(own, arm)
+            return behind_http(own, arm) if arm.served else own
 
         laboratory._fleet = fleet
         try:
-            overrides = [] if arm.pool else ["seer.kv_pool=none"]
+            overrides = [*options.set] if arm.policy == "context" else []
+            overrides += [] if arm.shares else ["seer.kv_pool=none"]
             if arm.whole:
                 overrides.append("plugin.divided_rollout.reserved_share=1")
-            found = laboratory.simulate(load, POLICIES[arm.policy], 0, tuple(overrides), (), "paced")
+            found = laboratory.simulate(load, POLICIES[arm.policy], seed, tuple(overrides), (), "paced")
         finally:
             laboratory._fleet = make
-        rows.append({"part": "paced", "arm": name, "shorter": shorter, **figures(found)})
+        row = {"part": "paced", "instances": instances, "seed": seed, "arm": name, "shorter": shorter}
+        rows.append(row | figures(found))
+        print(f"{instances}, {seed}, {name}: {rows[-1]['total_time_s']:.2f} s", file=sys.stderr, flush=True)
     return rows
 
 
@@ -95,37 +119,64 @@ def _faults(engine: Any, faults: int, minutes: float, seed: int) -> Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return a table of the paced arms, and a sentence for each other part."""
+    """Return tables of the paced arms and of real servers, and a sentence for each other part."""
     paced = [row for row in rows if row["part"] == "paced"]
-    parts = []
-    if paced:
-        alone = paced[0]["total_time_s"]
-        columns = [
-            "",
-            "total, s",
-            "less than alone",
-            "tail, s",
-            "chunks",
-            "moves",
-            "computed again",
-            "preemptions",
-        ]
-        lines = [
-            [
-                row["arm"],
-                f"{row['total_time_s']:.1f}",
-                f"{1 - row['total_time_s'] / alone:.0%}",
-                f"{row['tail_time_s']:.1f}",
-                f"{row['chunks']:,}",
-                f"{row['migrations']:,}",
-                f"{row['recomputed_tokens']:,}",
-                f"{row['preemptions']:,}",
-            ]
-            for row in paced
-        ]
-        parts.append(markdown(columns, lines))
-    parts += [_sentence(row) for row in rows if row["part"] != "paced"]
+    real = [row for row in rows if row["part"] == "real"]
+    parts = [_paced_table(paced)] if paced else []
+    parts += [_real_table(real)] if real else []
+    parts += [_sentence(row) for row in rows if row["part"] in ("faults", "scale")]
     return "\n\n".join(parts)
+
+
+def _grouped(rows: Sequence[Row]) -> dict[int, dict[str, list[Row]]]:
+    """Return the paced rows, seed by seed, by the number of instances and the arm."""
+    found: dict[int, dict[str, list[Row]]] = {}
+    for row in rows:
+        if row["part"] == "paced":
+            found.setdefault(row["instances"], {}).setdefault(row["arm"], []).append(row)
+    return found
+
+
+def _gains(arms: dict[str, list[Row]], arm: str) -> list[float]:
+    """Return by how much less time an arm takes than the servers alone, seed by seed."""
+    alone = [row["total_time_s"] for row in arms[ALONE]]
+    return [1 - row["total_time_s"] / its for row, its in zip(arms[arm], alone, strict=True)]
+
+
+def _paced_table(paced: Sequence[Row]) -> str:
+    columns = ["instances", "", "total, s", "less than alone", "tail, s", "chunks", "moves"]
+    columns += ["computed again", "preemptions"]
+    lines = []
+    for instances, arms in _grouped(paced).items():
+        for arm, mine in arms.items():
+            line = [str(instances), arm, cell(row["total_time_s"] for row in mine)]
+            line.append(cell(_gains(arms, arm), ".1%") if ALONE in arms else "")
+            line.append(cell(row["tail_time_s"] for row in mine))
+            names = ("chunks", "migrations", "recomputed_tokens", "preemptions")
+            lines.append(line + [cell((row[name] for row in mine), ",.0f") for name in names])
+    return markdown(columns, lines, left=2)
+
+
+def _real_table(real: Sequence[Row]) -> str:
+    columns = ["KV", "", "same tokens", "total, s", "tail, s", "chunks", "moves", "prompt tokens computed"]
+    columns += ["preemptions", "CPU of the servers, ms a token", "of the driver, ms a chunk"]
+    lines = []
+    for row in real:
+        tokens, chunks = row["tokens"]["median"], row["chunks"]["median"]
+        names = ("chunks", "moves", "computed", "preemptions")
+        lines.append(
+            [
+                row["kv"],
+                row["arm"],
+                "yes" if row["same"] else "NO",
+                cell(row["total_s"]),
+                cell(row["tail_s"]),
+                *(cell(row[name], ",.0f") for name in names),
+                f"{1e3 * row['server_cpu_s']['median'] / tokens:.2f}",
+                f"{1e3 * row['driver_cpu_s']['median'] / chunks:.1f}",
+            ]
+        )
+    return markdown(columns, lines, left=2)
 
 
 def _complaints(row: Row) -> str:
@@ -153,19 +204,23 @@ def _sentence(row: Row) -> str:
 
 
 def answer(rows: Sequence[Row]) -> str:
-    """Return the part of the gain that is left, and what came of the faults."""
-    total = {row["arm"]: row["total_time_s"] for row in rows if row["part"] == "paced"}
-    found = []
-    if total:
-        alone, own = total["servers alone"], total["own workers"]
-        for arm, words in (
-            ("servers, KV shared", "where servers share KV"),
-            ("servers, KV shared, whole chunks reserved", "there with whole chunks reserved"),
-            ("servers, KV apart", "where they do not"),
-        ):
-            part = (alone - total[arm]) / (alone - own)
-            found.append(f"{part:.0%} of the gain of own workers is left {words}")
-    sentences = [", ".join(found) + "."] if found else []
+    """Return the part of the gain that is left, what real servers took, and what came of the faults."""
+    sentences = []
+    for instances, arms in _grouped(rows).items():
+        own, shared, apart = (median(_gains(arms, arm)) for arm in (OWN, PACKAGE, APART))
+        sentences.append(
+            f"With {instances} servers {shared / own:.0%} of the gain of own workers is left where they share"
+            f" KV ({shared:.1%} less time than the servers alone, of {own:.1%}), and {apart / own:.0%} where"
+            " they do not."
+        )
+    real = {(row["kv"], row["arm"]): row for row in rows if row["part"] == "real"}
+    for kv in dict.fromkeys(kv for kv, _ in real):
+        alone, mine = (real[kv, arm] for arm in ("each in turn", "Seer"))
+        sentences.append(
+            f"On CPUs with {kv} KV Seer took {mine['total_s']['median']:.0f} s on two real servers, and a"
+            f" client that sends to each in turn {alone['total_s']['median']:.0f} s, with"
+            f" {mine['preemptions']['median']:,.0f} preemptions and {alone['preemptions']['median']:,.0f}."
+        )
     for row in rows:
         if row["part"] == "faults":
             sentences.append(

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple, cast
 import attrs
 import msgspec
 from msgspec import structs
-from seer_paced.virtual_transport import VirtualEngine
+from seer_paced.virtual_engine import VirtualEngine
 from seer_remote.connection import Connection
 from seer_remote.dialect import ServerChunk, ServerFacts
 from seer_remote.figures import ServerFigures
 from seer_remote.instance import RemoteInstance
 from seer_remote.vllm import GENERATE, Vllm
 from seer_sim.clock import VirtualClock
+from seer_worker.served import ENDS_EARLY
 
 from seer_core.model import Exactness, InstanceInfo, Sampling
 from seer_core.model.events import InstanceDegraded, InstanceReported
@@ -56,17 +57,18 @@ class PacedServer(Connection):
             job,
             token_ids=request["token_ids"],
             max_tokens=request["sampling_params"]["max_tokens"],
-            may_end_early=False,
+            may_end_early=ENDS_EARLY in (request["sampling_params"].get("extra_args") or {}),
         )
         self.clock.call_at(self.clock.now() + LATENCY_S, lambda: self.engine.submit(sent))
         self.holds.pop(job.id)()
         output = await future
         if isinstance(output, str):
             raise AssertionError(output)
+        full = len(output.token_ids) == sent.max_tokens
         places = zip(output.token_ids, output.logprobs, strict=True)
         choice = {
             "token_ids": list(output.token_ids),
-            "finish_reason": "stop" if output.stopped else "length",
+            "finish_reason": "stop" if output.stopped else "length" if full else "abort",
             "logprobs": {"content": [{"token_id": token, "logprob": at} for token, at in places]},
         }
         cached = output.cached_tokens + output.pool_tokens
@@ -149,12 +151,13 @@ class PacedSiblings:
 class PacedRemote(RemoteInstance):
     """A server as an instance, without tests at its start."""
 
-    def __init__(self, server: PacedServer, *, shares: bool, vocab_size: int) -> None:
+    def __init__(self, server: PacedServer, arm: RemoteArm, vocab_size: int) -> None:
         plain = Connection(server.url)
         super().__init__(
             server.engine.id, "vllm", plain, cast("Any", PacedSiblings()), lambda _: Vllm(server)
         )
-        self.server, self._shares, self._vocab_size = server, shares, vocab_size
+        self.server, self._shares, self._vocab_size = server, arm.shares, vocab_size
+        self.seer.ends_early = arm.ends_early
         self.driver: DriverSink | None = None
 
     def set_kv_pool(self, pool: KVPool | None) -> bool:
@@ -175,7 +178,7 @@ class PacedRemote(RemoteInstance):
             own.max_running,
             own.shares_prompts,
         )
-        self._figures = ServerFigures(own.prefill_s_per_token, own.step_s)
+        self._figures = ServerFigures(own.prefill_s_per_token, own.step_s, LATENCY_S + own.step_s)
         self._fetch_s = own.fetch_s_per_token if self._shares else None
         self.driver = DriverSink(sink, self.server)
         self._sink = cast("InstanceSink", self.driver)
@@ -219,34 +222,36 @@ class PacedRemote(RemoteInstance):
 
 
 class RemoteArm(NamedTuple):
-    """A way to run the instances: a policy, whether servers share KV (None: own workers), and a pool."""
+    """A way to run the instances."""
 
     policy: str
-    shares: bool | None
-    pool: bool
+    served: bool = True
+    """Whether they are servers; otherwise Seer's own workers."""
+    shares: bool = False
+    """Whether they share KV."""
+    ends_early: bool = False
+    """Whether Seer's package in the servers ends chunks where KV runs short."""
     whole: bool = False
     """Whether whole chunks are reserved on servers."""
 
 
 ARMS = {
-    "servers alone": RemoteArm("verl", None, pool=False),
-    "own workers": RemoteArm("context", None, pool=True),
-    "own workers, KV apart": RemoteArm("context", None, pool=False),
-    "servers, KV shared": RemoteArm("context", shares=True, pool=True),
-    "servers, KV shared, whole chunks reserved": RemoteArm("context", shares=True, pool=True, whole=True),
-    "servers, KV apart": RemoteArm("context", shares=False, pool=False),
-    "servers, KV apart, whole chunks reserved": RemoteArm("context", shares=False, pool=False, whole=True),
+    "servers alone": RemoteArm("verl", served=False),
+    "own workers, KV shared": RemoteArm("context", served=False, shares=True),
+    "own workers, KV apart": RemoteArm("context", served=False),
+    "servers with Seer's package, KV shared": RemoteArm("context", shares=True, ends_early=True),
+    "servers with Seer's package, KV apart": RemoteArm("context", ends_early=True),
+    "stock servers, KV shared": RemoteArm("context", shares=True),
+    "stock servers, KV apart": RemoteArm("context"),
+    "stock servers, KV apart, whole chunks reserved": RemoteArm("context", whole=True),
 }
 
 
 def behind_http(fleet: EngineFleet, arm: RemoteArm) -> EngineFleet:
     """Return a fleet of emulated instances as one of servers."""
-    shares = bool(arm.shares)
     clock = cast("VirtualClock", fleet.clock)
     engines = [
-        PacedRemote(
-            PacedServer(cast("VirtualEngine", each), clock), shares=shares, vocab_size=fleet.model.vocab_size
-        )
+        PacedRemote(PacedServer(cast("VirtualEngine", each), clock), arm, fleet.model.vocab_size)
         for each in fleet.engines
     ]
     return cast("EngineFleet", attrs.evolve(cast("Any", fleet), engines=engines))

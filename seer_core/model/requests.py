@@ -260,6 +260,10 @@ class InstanceInfo(msgspec.Struct, frozen=True, dict=True):
     """The delay that a chunk whose KV is there causes to others when it comes in; 0 where unknown."""
     chunk_s_per_token: float = 0.0
     """The part of that delay for each token of the chunk's context; 0 where unknown."""
+    chunk_gap_s: float = 0.0
+    """The time from a chunk's end to the next token of its response, the way of requests included; 0 where
+    the next step has it.
+    """
     labels: dict[str, str] = {}
     """Labels that the engine's config gives it, such as the kind of GPU."""
     kv_kind: str = ""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import attrs
 import structlog
+from msgspec import structs
 
 from seer_core.errors import EngineError, NoPlaceError
 from seer_core.model import Exactness, InstanceInfo, Sampling
@@ -130,7 +131,7 @@ class RemoteInstance:
         self.id = id
         self.address = connection.url
         self.dialect = make(connection)
-        self.seer = SeerServer(id, kind, connection)
+        self.seer = SeerServer(id, kind, connection, self._leave)
         self._kind = kind
         self._connection = connection
         self._calls = attrs.evolve(connection, session=None)
@@ -368,8 +369,10 @@ class RemoteInstance:
             raw_logprobs=self._raw,
             prefill_s_per_token=self._figures.prefill_s_per_token,
             step_s=self._figures.step_s,
+            chunk_gap_s=self._figures.token_s,
             fetch_s_per_token=self._fetch_s,
             kv_kind="shared" if self._fetch_s is not None else "",
+            ends_early=self.seer.ends_early,
             overcommits=True,
         )
 
@@ -522,6 +525,8 @@ class RemoteInstance:
                 self._doubt("it does not answer any more")
             if is_whole(job, self._facts.whole_controls):
                 self._whole.add(job.id)
+            if job.may_end_early and (job.id in self._whole or not self.seer.ends_early):
+                job = structs.replace(job, may_end_early=False)
             self._jobs[job.id] = asyncio.create_task(self._answer(job))
 
     def abort(self, job_id: str) -> None:
@@ -812,6 +817,11 @@ class RemoteInstance:
             elif loop.time() - changed_s > self._siblings.silence_timeout_s:
                 self._lost(f"it has written nothing for {self._siblings.silence_timeout_s:g} s")
                 return
+
+    def _leave(self, reason: str) -> None:
+        """Begin anew: placers were given figures of a server that shares KV."""
+        if self._sink is not None:
+            self._sink.leaving(self.id, f"the server at {self.address}: {reason}")
 
     def _lost(self, reason: str) -> None:
         sink, self._sink = self._sink, None

@@ -7,7 +7,7 @@ waited for but the first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from secrets import token_hex
 from typing import Any
@@ -47,20 +47,29 @@ log = structlog.get_logger("seer")
 ATTACH_S = 600.0
 """A server that attaches makes a store and times its model, however long that is."""
 LEAVE_S = 5.0
+MOST_LEFT = 3
+"""A server that has left the run so often is not attached again."""
 ROUTES = "`pip install seer-vllm` beside vLLM and start it with VLLM_PLUGINS=seer in its environment"
 
 
 class SeerServer:
     """A server's own half of Seer, as far as the run wants it."""
 
-    def __init__(self, instance_id: str, kind: str, connection: Connection) -> None:
+    def __init__(
+        self, instance_id: str, kind: str, connection: Connection, left: Callable[[str], None]
+    ) -> None:
         self.pool: KVPool | None = None
         self.drafter: Drafter | None = None
         self.attached = False
+        self.ends_early = False
+        """Whether it ends chunks where KV runs short."""
         self.drafting: dict[str, float] = {}
         """Figures of its draft source."""
         self.drafting_s = 0.0
         self._id, self._kind, self._connection = instance_id, kind, connection
+        self._left = left
+        """Called with the reason once it is attached no more."""
+        self._times_left = 0
         self._driver = token_hex(8)
         self._info: ServedInfo | None = None
         self._answer = ServedAnswer()
@@ -84,13 +93,20 @@ class SeerServer:
     async def attach(self, sink: InstanceSink) -> None:
         """Let the server share KV and draft, if the run has a pool or a drafter.
 
+        One that has left this run for another is used without both.
+
         Raises:
             EngineError: it cannot, as it was started; the sentence names the flag.
         """
         self.attached, self._sink = False, sink
-        if self.pool is None and self.drafter is None:
+        wanted = self.pool is not None or self.drafter is not None
+        info = self._info = await self._ask_info() if wanted else await self._find_info()
+        self.ends_early = info is not None and info.seer == seer_version()
+        if not wanted or info is None:
             return
-        info = self._info = await self._ask_info()
+        if self._times_left and (info.serves or self._times_left >= MOST_LEFT):
+            log.warning("server_not_attached", instance=self._id, why="it has left this run before")
+            return
         if info.seer != seer_version():
             raise EngineError(
                 f"{self._at} has Seer {info.seer}, and this run Seer {seer_version()}: install the same there"
@@ -159,9 +175,11 @@ class SeerServer:
         answer = self._answer = await self._send([])
         if answer.rejection is not None:
             self.attached = False
+            self._times_left += 1
             reason = f"the server is attached no more: {answer.rejection}"
             what = "drafting" if self.pool is None else "kv_pool"
             self._degraded(Degraded(what, reason))
+            self._left(reason)
         self.drafting, self.drafting_s = answer.drafting, answer.drafting_s
         for note in answer.notes:
             if isinstance(note, Degraded):
@@ -189,6 +207,15 @@ class SeerServer:
     @property
     def _drop_pool(self) -> str:
         return 'or set [seer].kv_pool = "none"'
+
+    async def _find_info(self) -> ServedInfo | None:
+        """Return what it can do; None where it has nothing of Seer's."""
+        if self._kind != "vllm":
+            return None
+        try:
+            return read(ServedInfo, await self._connection.get(INFO), INFO)
+        except (RefusedCall, Malformed):
+            return None
 
     async def _ask_info(self) -> ServedInfo:
         if self._kind != "vllm":

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct, field
-from seer_worker.served import JOB, ServedCost, ServedParameters, job_argument
+from seer_worker.served import ENDS_EARLY, JOB, ServedCost, ServedParameters, job_argument
 
 from seer_core.model.arrays import LEAST_LOGPROB, Logprobs, PromptLogprobs, TopLogprobs
 from seer_core.ports.engine import ChunkJob
@@ -355,6 +355,8 @@ class Vllm:
             "logprobs": how.top_logprobs + 1 if how.top_logprobs else 0,
         }
         extra: dict[str, Any] = {JOB: job_argument(job)} if self.names_jobs else {}
+        if job.may_end_early:
+            extra[ENDS_EARLY] = 1
         if how.presence_penalty or how.frequency_penalty or how.bad_words:
             extra["context_tokens"] = job.context_tokens
         if how.bad_words:

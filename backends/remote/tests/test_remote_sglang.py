@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
+import httpx
 import pytest
+from seer_server import make_app
+from seer_session.runtime import Runtime
 from seer_testing import EngineContract
+
+from seer_core.plugins.config import make_config
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 
@@ -22,3 +28,29 @@ class TestSglangServer(EngineContract):
         ways = [SimpleNamespace(url=url), SimpleNamespace(url=url.replace("127.0.0.1", "localhost"))]
         self.make = lambda: fleet_of(*ways, dialect="sglang", poll_s=0.5)
         self.weights = str(models[1])
+
+
+def test_in_front_of_it_requests_get_the_tokens_of_the_server_alone(serve_sglang, serving, models, tmp_path):
+    server = serve_sglang(models[0])
+    config = make_config(
+        {
+            "seer": {"engine": "remote", "plugins": ["divided_rollout", "context_sched"]},
+            "plugin": {"divided_rollout": {"chunk_tokens": 16}},
+            "engine": {"remote": {"urls": [server.url], "dialect": "sglang"}},
+        },
+        base_dir=tmp_path,
+        origin="a test",
+    )
+    prompts = [[3 + (7 * i + j) % 90 for j in range(12)] for i in range(2)]
+    how = {"max_new_tokens": 40, "temperature": 1.0, "n": 2, "sampling_seed": 5}
+    native = {"input_ids": prompts, "sampling_params": how}
+    openai = {"model": str(models[0]), "prompt": prompts, "max_tokens": 40, "n": 2, "seed": 5}
+    serving.PATIENCE_S = 300
+    found = []
+    with serving.Served(make_app(partial(Runtime.from_config, config))) as served:
+        for url in (served.url, server.url):
+            answers = httpx.post(f"{url}/generate", json=native, timeout=300).json()
+            choices = httpx.post(f"{url}/v1/completions", json=openai, timeout=300).json()["choices"]
+            found.append(([each["output_ids"] for each in answers], [each["text"] for each in choices]))
+    assert found[0] == found[1]
+    assert found[0][0][0] == found[0][0][1] != found[0][0][2]

@@ -12,7 +12,9 @@ from seer_grouped_spec.plugin import seer_make_drafter
 from seer_kv_local import LocalPool
 from seer_session import Session
 from seer_testing import EngineContract
+from seer_testing.families import FAMILIES, VOCABULARY, write_family
 
+from backends.tests.families import TOKENIZER
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
 from seer_core.plugins.hookspecs import Startup
@@ -177,10 +179,10 @@ def share(fleet_of, run_engine, loop):
     """Return a function that has servers share a pool of KV, and draft; it returns them and the pool."""
     pools = []
 
-    def share(*servers):
+    def share(*servers, drafts=True):
         pools.append(LocalPool(64 << 20))
         loop.run_until_complete(pools[-1].start([f"remote-{i}" for i in range(len(servers))]))
-        source = seer_make_drafter(DraftSettings(), Startup(0, Path())).source()
+        source = seer_make_drafter(DraftSettings(), Startup(0, Path())).source() if drafts else None
         return [run_engine(engine, source, pools[-1]) for engine in fleet_of(*servers).engines], pools[-1]
 
     yield share
@@ -339,4 +341,47 @@ def test_a_server_with_the_second_runner_shares_with_one_with_the_first(
     responses, rounds = moved([first, second], prompts(2), sampling, tokens, 24)
     assert responses == wanted
     assert min(output.pool_tokens for outputs in rounds[1:] for output in outputs) >= 32
+    server.kill()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["Gemma-3", "Qwen3.5"])
+def test_kv_of_several_kinds_is_shared(serve_seer, share, tmp_path, prompts, moved, family):
+    """Windows, and the states of recurrent layers."""
+    model = write_family(tmp_path, family, 1, TOKENIZER)
+    recurrent = family == "Qwen3.5"
+    more = ["--dtype", FAMILIES[family].dtype, *(["--max-model-len=2048"] if recurrent else [])]
+    drafts = {"drafted": None} if recurrent else {}
+    servers = [serve_seer(model, *more, **drafts) for _ in range(2)]
+    for server in servers:
+        server.await_ready()
+    (a, b), _ = share(*servers, drafts=not recurrent)
+    block = a.info.block_tokens
+    sampling, tokens, chunk = Sampling(1.0, ignore_eos=True), max(3 * block, 130), max(block, 40)
+    texts = [[token % VOCABULARY for token in text][: block + 1] for text in prompts(3, block + 1)]
+    whole = a.whole(texts, sampling, tokens)
+    responses, rounds = moved([a, b], texts, sampling, tokens, chunk)
+    assert responses == whole
+    for outputs in rounds[1:]:
+        assert min(output.pool_tokens for output in outputs) >= block
+    for server in servers:
+        server.kill()
+
+
+@pytest.mark.long
+def test_where_kv_runs_short_chunks_end_early_and_go_on_the_same(
+    serve_seer, fleet_of, run_engine, prompts, models
+):
+    """Without a pool or a drafter, too: Seer's package alone does it."""
+    server = serve_seer(models[0], "--kv-cache-memory-bytes=2228224")  # 1,056 tokens and a block
+    server.await_ready()
+    [engine] = fleet_of(server).engines
+    a = run_engine(engine, None, None)
+    assert a.info.ends_early
+    sampling, tokens = Sampling(1.0, ignore_eos=True), 200
+    responses, ended = a.ended_early(prompts(12), sampling, tokens)
+    assert ended
+    assert not counted(server, "vllm:num_preemptions_total")
+    assert responses == a.whole(prompts(12), sampling, tokens)  # these may not, and are preempted
+    assert counted(server, "vllm:num_preemptions_total")
     server.kill()

@@ -106,11 +106,36 @@ def test_a_server_that_another_run_has_taken_goes_on_without_pool_and_drafts(fak
         attached = isinstance(call.messages[:1] and call.messages[0], Attach)
         return attach_answer(call) if attached else ServedAnswer("it serves another run")
 
-    server = fake(seer=SEER, answer=taken)
+    server = fake(seer=structs.replace(SEER, serves=True), answer=taken)
     result = asyncio.run(roll_out(fleet_of(server)))
     assert len(result.completions) == 8
     assert result.summary.degradations == {"kv_pool": 1}
     assert JOB not in server.requests[-1]["sampling_params"].get("extra_args", {})  # it is not the other's
+
+
+def test_a_server_that_was_started_anew_is_attached_again(fake, fleet_of):
+    """Its first life ends in mid-rollout; nothing but its answer to a call shows that."""
+    attached, asked, gone = [], asyncio.Event(), asyncio.Event()
+
+    def answer(call):
+        if isinstance(call.messages[:1] and call.messages[0], Attach):
+            attached.append(call.driver)
+        if asked.is_set() and not gone.is_set():
+            gone.set()
+            return ServedAnswer("it serves no run")
+        return attach_answer(call)
+
+    async def wait(body):
+        if len(body["token_ids"]) == 4:  # of the rollout
+            asked.set()
+            await gone.wait()
+
+    server = fake(seer=SEER, answer=answer, before=wait)
+    result = asyncio.run(roll_out(fleet_of(server)))
+    assert len(result.completions) == 8
+    assert result.summary.degradations == {"kv_pool": 1}
+    assert len(set(attached)) == 2
+    assert read_job(server.requests[-1]["sampling_params"]["extra_args"])
 
 
 def test_a_server_that_fails_at_a_call_is_sent_the_ends_of_groups_again(fake, fleet_of):

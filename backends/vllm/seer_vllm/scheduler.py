@@ -13,12 +13,13 @@ from seer_worker.process.account import RequestStats
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from seer_vllm.connector import StoreConnector
 from seer_vllm.draft_lengths import PADDING, length_of
+from seer_vllm.early_ends import EarlyEnds
 
 __all__ = ["AccountingScheduler", "AsyncAccountingScheduler", "RequestAccount"]
 
@@ -41,7 +42,7 @@ class AccountingScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._accounts: dict[str, RequestAccount] = {}
-        self._ended_early: list[Request] = []
+        self._early = EarlyEnds(RequestStatus.FINISHED_LENGTH_CAPPED)
         self.scheduled: tuple[int, int] = (0, 0)
         """Requests and positions of the last step planned."""
         self.draft_lengths: tuple[int, ...] = ()
@@ -91,9 +92,7 @@ class AccountingScheduler(Scheduler):
         params = request.sampling_params
         extra = (params.extra_args if params else None) or {}
         if extra.get("may_end_early") and request.num_output_tokens:
-            request.status = RequestStatus.FINISHED_LENGTH_CAPPED
-            self._free_request(request)
-            self._ended_early.append(request)
+            self._early.end(self, request)
             return
         if isinstance(self.connector, StoreConnector):
             self.connector.request_preempted(request)
@@ -119,11 +118,7 @@ class AccountingScheduler(Scheduler):
             kept = request.num_output_tokens - before
             if kept:
                 account.verified(drafts, kept, request.output_token_ids[-1])
-        for request in self._ended_early:
-            answers = outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs
-            reason = request.get_finished_reason()
-            answers.append(EngineCoreOutput(request.request_id, new_token_ids=[], finish_reason=reason))
-        self._ended_early.clear()
+        self._early.report(outputs)
         return outputs
 
     def settle(self, request_id: str) -> RequestAccount:

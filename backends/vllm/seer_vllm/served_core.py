@@ -23,6 +23,7 @@ from seer_worker.process.shared_blocks import SharedBlocks
 from seer_worker.process.stores import STORE
 from seer_worker.seer_version import seer_version
 from seer_worker.served import (
+    ENDS_EARLY,
     AddText,
     Attach,
     Detach,
@@ -38,6 +39,7 @@ from seer_core.errors import EngineError, SeerError
 from seer_core.ports.drafting import DraftContext, SourceSpec
 from seer_core.ports.kv import Bytes, KVStore, StoreContext, StoreSpec
 from seer_vllm import GROUPED_DRAFTS, KEYED_SERVER
+from seer_vllm.kv_groups import bytes_per_token
 from seer_vllm.served_kv import FLAG, SeerConnector
 
 __all__ = ["PROPOSER", "install"]
@@ -94,6 +96,7 @@ class ServedEngine:
             kv_lack,
             0 if drafts_lack else config.speculative_config.num_speculative_tokens,
             drafts_lack,
+            bool(self._driver),
         )
 
     def _kv_lack(self) -> str:
@@ -103,8 +106,6 @@ class ServedEngine:
                 return f"it shares no KV with {name} above 1"
         if self._connector is None:
             return f"start it with {FLAG}"
-        if self._connector.groups.others:
-            return "it shares no KV of a model whose layers keep it in several ways"
         if self._apart and self._config.scheduler_config.async_scheduling:
             return "its workers are other processes: start it with --no-async-scheduling"
         return ""
@@ -128,8 +129,9 @@ class ServedEngine:
     def _described(self, fetch_s: float) -> ServedKv:
         connector = self._connector
         assert connector is not None
-        size = connector.block_tokens
-        return ServedKv(size, connector.block_bytes // size, f"served-{connector.parts.layout}", fetch_s)
+        parts = connector.parts
+        token_bytes = bytes_per_token(self._core.scheduler.kv_cache_config) * parts.parts
+        return ServedKv(connector.block_tokens, token_bytes, f"served-{parts.layout}", fetch_s)
 
     def obey(self, call: ServedCall) -> ServedAnswer:
         """Do what a call says, in its order; what cannot be done ends it."""
@@ -298,8 +300,11 @@ def _expect_plugin(path: str) -> None:
 
 def install() -> None:
     """Give vLLM's engine core and workers what Seer's routes call; for a process before it has any."""
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.worker.worker_base import WorkerBase
+
+    _end_early(Scheduler)
 
     def served(core: Any) -> ServedEngine:
         if not hasattr(core, "_seer_served"):
@@ -324,6 +329,36 @@ def install() -> None:
     worker_class: Any = WorkerBase
     for method in (seer_read_kv, seer_read_kv_part, seer_draft, seer_time_forward):
         setattr(worker_class, method.__name__, method)
+
+
+def _end_early(scheduler_class: Any) -> None:
+    """Have chunks that may end early do so where vLLM would preempt them."""
+    from vllm.v1.request import RequestStatus
+
+    from seer_vllm.early_ends import EarlyEnds
+
+    preempt, update = scheduler_class._preempt_request, scheduler_class.update_from_output
+
+    @wraps(preempt)
+    def _preempt_request(self: Any, request: Any, *arguments: Any, **named: Any) -> None:
+        params = request.sampling_params
+        extra = (params.extra_args if params else None) or {}
+        if not extra.get(ENDS_EARLY) or not request.num_output_tokens:
+            preempt(self, request, *arguments, **named)
+            return
+        if not hasattr(self, "_seer_ends"):
+            self._seer_ends = EarlyEnds(RequestStatus.FINISHED_ABORTED)
+        self._seer_ends.end(self, request)
+
+    @wraps(update)
+    def update_from_output(self: Any, *arguments: Any, **named: Any) -> Any:
+        outputs = update(self, *arguments, **named)
+        if hasattr(self, "_seer_ends"):
+            self._seer_ends.report(outputs)
+        return outputs
+
+    scheduler_class._preempt_request = _preempt_request
+    scheduler_class.update_from_output = update_from_output
 
 
 def _noticed(original: Any, changes: Callable[..., bool]) -> Any:

@@ -20,6 +20,7 @@ from seer_worker.wire import Degraded, ForgetGroup, PoolMessage
 
 __all__ = [
     "CALL",
+    "ENDS_EARLY",
     "INFO",
     "JOB",
     "LEASE_S",
@@ -41,6 +42,8 @@ __all__ = [
 INFO = "/seer/info"
 CALL = "/seer/call"
 JOB = "seer_job"
+ENDS_EARLY = "seer_may_end_early"
+"""The further argument of a chunk that may end where KV runs short, in place of being preempted."""
 LEASE_S = 120.0
 """A runtime that has not called for so long has ended, and is left."""
 
@@ -74,6 +77,8 @@ class ServedInfo(msgspec.Struct, frozen=True):
     """The longest draft that it verifies for Seer; 0 if it does not."""
     drafts_lack: str = ""
     """Why it does not, likewise."""
+    serves: bool = False
+    """Whether it serves a runtime now."""
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True):

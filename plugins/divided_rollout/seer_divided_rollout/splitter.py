@@ -17,6 +17,9 @@ FEWEST_BLOCKS = 4
 BLOCK_TOKENS = 16
 """Taken for a block while no instance has started."""
 
+MOST_GAPS = 0.01
+"""Part of a response's time that may be lost to the gaps between its chunks."""
+
 MOVES = 0.05
 """Part of the chunks that are taken to be followed by a move."""
 
@@ -62,12 +65,16 @@ class AffordableChunks(Splitter):
     A chunk's end costs the host's work for the next chunk, and sometimes a move, which both grow with the
     context.  So r is larger for longer contexts, and their chunks are.  Of several instances the mean of
     2 K r counts.
+
+    The next chunk of a response may be late, as on a server behind HTTP.  Its KV waits meanwhile, and so do
+    as many tokens as steps pass: ``MOST_GAPS`` of the chunk's at most.
     """
 
     def __init__(self) -> None:
         self._instances: dict[str, InstanceInfo] = {}
         self._block = BLOCK_TOKENS
         self._most = self._block * FEWEST_BLOCKS
+        self._least = 0.0
         self._square, self._square_per_token = 0.0, 0.0
 
     def instance_started(self, instance: InstanceStatus) -> None:
@@ -95,7 +102,7 @@ class AffordableChunks(Splitter):
 
     def length(self, context_tokens: int) -> int:
         """Return how many tokens a chunk has that begins with so long a context, in whole blocks."""
-        best = sqrt(self._square + self._square_per_token * context_tokens)
+        best = max(self._least, sqrt(self._square + self._square_per_token * context_tokens))
         blocks = max(round(best / self._block), FEWEST_BLOCKS)
         return min(blocks * self._block, self._most)
 
@@ -112,6 +119,7 @@ class AffordableChunks(Splitter):
         capacities = [info.kv_capacity_tokens for info in infos]
         self._block = max(info.block_tokens for info in infos)
         self._most = min(capacities)
+        self._least = fmean(info.chunk_gap_s / (info.step_s or STEP_S) for info in infos) / MOST_GAPS
         self._square = fmean(2 * kv * cost for kv, (cost, _) in zip(capacities, costs, strict=True))
         self._square_per_token = fmean(2 * kv * cost for kv, (_, cost) in zip(capacities, costs, strict=True))
 

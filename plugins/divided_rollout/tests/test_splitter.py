@@ -120,6 +120,13 @@ def test_chunks_are_finer_where_kv_is_scarce_and_coarser_where_a_move_is_dear():
     assert lengths[0] < lengths[1] <= lengths[2] < lengths[3]
 
 
+def test_chunks_are_a_hundred_times_as_long_as_the_gaps_between_them():
+    late = msgspec.structs.replace(INFO, chunk_gap_s=100e-3)  # five steps of 20 ms
+    assert splitter_on(INFO).length(0) == 320
+    assert splitter_on(late).length(0) == pytest.approx(500, abs=8)
+    assert splitter_on(late).length(1 << 17) == splitter_on(INFO).length(1 << 17)
+
+
 def test_of_unlike_instances_the_mean_counts_while_they_live():
     large, small = INFO, msgspec.structs.replace(INFO, kv_capacity_tokens=1 << 16, block_tokens=32)
     splitter = splitter_on(large, small)
