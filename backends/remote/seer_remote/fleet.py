@@ -209,6 +209,8 @@ class RemoteFleet:
             await asyncio.sleep(LOOK_S)
             try:
                 wanted = await asyncio.to_thread(self._watch)
+                if not wanted:  # a file that is being written, or a router that has just started
+                    raise EngineError("no server is listed any more; those of before stay in use")
                 complaint = ""
             except SeerError as error:
                 if str(error) != complaint:

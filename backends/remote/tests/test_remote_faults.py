@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 from seer_session import Runtime
 from seer_testing import EngineContract
+from structlog.testing import capture_logs
 
 from seer_core.errors import ConfigError, EngineError, PromptError
 from seer_core.model import Sampling
@@ -271,6 +272,10 @@ def test_servers_join_and_leave_with_their_lines_of_a_file(fake, fleet_of, tmp_p
             assert set(runtime.alive) == {"remote-0"}
             file.write_text(f"{one.url}\n{two.url}\n")
             await aeventually(lambda: set(runtime.alive) == {"remote-0", "remote-1"})
+            file.write_text("")  # it is being written
+            with capture_logs() as logs:
+                await aeventually(lambda: any(each["event"] == "addresses_unread" for each in logs))
+            assert set(runtime.alive) == {"remote-0", "remote-1"}
             file.write_text(f"{two.url}\n")
             await aeventually(lambda: set(runtime.alive) == {"remote-1"})
 
