@@ -9,6 +9,7 @@ import pytest
 
 from bench.gpu import check
 from bench.gpu.check import COULD_NOT_RUN, FAILED, GpuCheck, GpuMachine, exit_status, outcome_of, page
+from bench.gpu.recorded_checks import ARMS
 from bench.harness import ROOT
 
 HERE = "test_gpu_check_functions"
@@ -31,7 +32,7 @@ def run_script(*arguments):
 
 
 def test_a_dry_run_tries_every_check_on_a_cpu(tmp_path):
-    done = run_script("--dry-run", "--out", tmp_path)
+    done = run_script("--part", 1, "--dry-run", "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "gpu-check-1.json").read_text())
     assert [each["check"] for each in report["checks"]] == [each.name for each in check.PARTS[1]]
@@ -67,6 +68,26 @@ def test_a_dry_run_of_a_part_makes_every_check_of_it_on_engines_on_a_cpu(tmp_pat
 
 
 @pytest.mark.engine
+def test_a_dry_run_of_part_10_writes_the_recorded_responses_under_every_arm_and_predicts_them(tmp_path):
+    done = run_script("--part", 10, "--dry-run", "--out", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    file = tmp_path / "gpu-check-10.json"
+    checks = {each["check"]: each["rows"] for each in json.loads(file.read_text())["checks"]}
+    assert list(checks) == [each.name for each in check.PARTS[10]]
+    arms = [row for rows in checks.values() for row in rows if "arm" in row and "responses" in row]
+    assert {(row["responses"], row["tokens"]) for row in arms} == {(12, arms[0]["tokens"])}
+    assert not any(row.get("unlike the recorded") for row in arms)
+    assert checks["posterior with drafts"][0]["tokens per step"] > 1
+    predicted = checks["predictions"]
+    assert [row["arm"] for row in predicted] == list(ARMS)
+    assert all(row["total, simulated, s"] > 0 and row["total, emulated, s"] > 0 for row in predicted)
+    again = run_script("--predict", file, "--out", tmp_path / "again")
+    assert again.returncode == 0, again.stdout + again.stderr
+    made = json.loads((tmp_path / "again" / file.name).read_text())["checks"]
+    assert made[-1]["rows"] == predicted
+
+
+@pytest.mark.engine
 def test_a_dry_run_of_part_8_times_steps_of_each_kind_of_drafts_for_each_batch(tmp_path):
     done = run_script("--part", 8, "--dry-run", "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -88,7 +109,7 @@ def test_a_part_that_is_cut_off_leaves_the_checks_that_it_ended(functions, tmp_p
     monkeypatch.setitem(check.PARTS, 1, (first, first._replace(name="second")))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(KeyboardInterrupt):
-        check.main(["--dry-run", "--out", str(tmp_path)])
+        check.main(["--part", "1", "--dry-run", "--out", str(tmp_path)])
     [found] = json.loads((tmp_path / "gpu-check-1.json").read_text())["checks"]
     assert (found["check"], found["status"]) == ("first", "passed")
 
@@ -102,7 +123,7 @@ def test_the_second_model_runner_is_left_out_of_a_dry_run_with_a_reason(tmp_path
 
 
 def test_a_machine_without_a_gpu_could_not_run_and_did_not_fail(tmp_path):
-    done = run_script("--out", tmp_path)
+    done = run_script("--part", 1, "--out", tmp_path)
     assert done.returncode == COULD_NOT_RUN
     assert "PyTorch sees no GPU; --dry-run tries the checks on a CPU" in done.stderr
     assert not list(tmp_path.iterdir())

@@ -4,8 +4,9 @@ Part 1 needs torch and Triton alone: the sampler's tokens beside PyTorch's and a
 the device allows, copies between the memories, and the draft index where it is built.  The other parts need
 vLLM for GPUs and a model: rollouts beside stock vLLM (2), drafts on the first (3) and the second (4) model
 runner, two instances on one GPU (5), new weights and sleep (6), batch invariance (7), what a step that drafts
-takes for a large model's shapes, on the first (8) and the second (9) model runner.  Each runs by itself; what
-an earlier part found stays in its own files.
+takes for a large model's shapes, on the first (8) and the second (9) model runner, and whole rollouts of
+recorded responses with the shape of a 7B model (10).  Each runs by itself, and without ``--part`` all run, 10
+first; what an earlier part found stays in its own files.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ ENGINE = ("vllm", "seer_core", "seer_vllm", "seer_divided_rollout", "seer_contex
 """What a rollout needs."""
 DRAFTS = (*ENGINE, "seer_grouped_spec")
 POOL = (*ENGINE, "seer_kv_local")
+RECORDED = (*DRAFTS, "seer_kv_local", "seer_lab", "seer_paced", "seer_length_posterior")
 
 
 class Missing(Exception):
@@ -45,6 +47,12 @@ class GpuCheck(NamedTuple):
     function: str
     needs: tuple[str, ...]
 
+
+AFTERWARDS = (
+    GpuCheck("step times", "bench.gpu.recorded_predictions:step_times", RECORDED),
+    GpuCheck("predictions", "bench.gpu.recorded_predictions:predictions", RECORDED),
+)
+"""The checks of part 10 that need no GPU, but what was measured on one."""
 
 PARTS: dict[int, tuple[GpuCheck, ...]] = {
     1: (
@@ -70,19 +78,34 @@ PARTS: dict[int, tuple[GpuCheck, ...]] = {
     7: (GpuCheck("batch invariance off and on", "bench.gpu.engine_checks:invariance", ENGINE),),
     8: (GpuCheck("drafting steps on the first model runner", "bench.gpu.step_checks:steps_first", DRAFTS),),
     9: (GpuCheck("drafting steps on the second model runner", "bench.gpu.step_checks:steps_second", DRAFTS),),
+    10: (
+        GpuCheck("veRL's policy", "bench.gpu.recorded_checks:verl", RECORDED),
+        GpuCheck("posterior with drafts", "bench.gpu.recorded_checks:drafted", RECORDED),
+        GpuCheck("stock vLLM", "bench.gpu.recorded_checks:stock", RECORDED),
+        GpuCheck("posterior", "bench.gpu.recorded_checks:posterior", RECORDED),
+        GpuCheck("divided", "bench.gpu.recorded_checks:divided", RECORDED),
+        *AFTERWARDS,
+    ),
 }
+ORDER = (10, 2, 4, 5, 7, 9, 3, 1, 6, 8)
+"""In which parts run: first those that have not been seen on a GPU."""
+RECORDED_PART = 10
+BUDGET_S = 520.0
 
 
 class GpuMachine(NamedTuple):
     """Where checks run: ``cuda``, or ``cpu`` in a dry run, whose sizes are small; and a model for engines.
 
     A ``shared`` GPU has other programs too, so that an engine takes a little of its memory and no more.
+    ``budget_s`` and ``data`` are of part 10: the seconds that it may take, and the file of its responses.
     """
 
     device: str
     small: bool
     model: Path | None = None
     shared: bool = False
+    budget_s: float = BUDGET_S
+    data: Path | None = None
 
 
 def described(machine: GpuMachine) -> dict[str, Any]:
@@ -135,8 +158,8 @@ def outcome_of(check: GpuCheck, machine: GpuMachine) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return rows as Markdown; all have the keys of the first."""
-    columns = list(rows[0])
+    """Return rows as Markdown, which have keys of the first; what is no single value is left out."""
+    columns = [name for name, value in rows[0].items() if not isinstance(value, dict)]
 
     def shown(value: Any) -> str:
         if isinstance(value, float):
@@ -190,14 +213,15 @@ def machine_of(dry_run: bool, part: int) -> GpuMachine | str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a part's checks, write and print the report; return the exit status."""
+    """Run the checks of one part or of all, write and print the report; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="scripts/gpu-check",
         description=__doc__,
         epilog=EXITS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--part", type=int, choices=PARTS, default=1, help="(default 1)")
+    order = ", ".join(map(str, ORDER))
+    parser.add_argument("--part", type=int, choices=PARTS, help=f"one part (default all, in turn: {order})")
     parser.add_argument(
         "--dry-run", action="store_true", help="on a CPU, with small sizes, Triton interpreted"
     )
@@ -210,29 +234,79 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--shared", action="store_true", help="other programs use the GPU too: take little of its memory"
     )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=BUDGET_S,
+        metavar="SECONDS",
+        help=f"of part 10, whose groups are as many as fit (default {BUDGET_S:.0f})",
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="FILE", help="of part 10: recorded responses, as bench/data has them"
+    )
+    parser.add_argument(
+        "--predict", type=Path, metavar="FILE", help="no check: make the predictions of a part 10 anew"
+    )
     options = parser.parse_args(arguments)
+    if options.predict is not None:
+        return predict(options.predict, options.data, options.out)
+    if options.part is None:
+        return all_parts(sys.argv[1:] if arguments is None else arguments)
     machine = machine_of(options.dry_run, options.part)
     if isinstance(machine, str):
         print(f"could not run: {machine}", file=sys.stderr)
         return COULD_NOT_RUN
-    machine = machine._replace(model=options.model and options.model.resolve(), shared=options.shared)
+    machine = machine._replace(
+        model=options.model and options.model.resolve(),
+        shared=options.shared,
+        budget_s=options.budget,
+        data=options.data and options.data.resolve(),
+    )
     report: dict[str, Any] = {
         "part": options.part,
         "dry_run": options.dry_run,
         "shared": options.shared,
         "machine": described(machine),
+        **({"budget_s": options.budget} if options.part == RECORDED_PART else {}),
         "checks": [],
     }
+    return finish(report, PARTS[options.part], machine, options.out)
+
+
+def all_parts(arguments: Sequence[str]) -> int:
+    """Run each part in a process of its own; return the worst exit status."""
+    script = str(ROOT / "scripts" / "gpu-check")
+    found = [
+        subprocess.run([sys.executable, script, *arguments, "--part", str(part)], check=False).returncode
+        for part in ORDER
+    ]
+    known = {0, FAILED, COULD_NOT_RUN}
+    return FAILED if FAILED in found or not known.issuperset(found) else max(found)
+
+
+def predict(path: Path, data: Path | None, out: Path) -> int:
+    """Make the checks of a stored part 10 anew that need no GPU; return the exit status."""
+    from bench.gpu import recorded_checks
+
+    report = json.loads(path.read_text())
+    again = {each.name for each in AFTERWARDS}
+    report["checks"] = [each for each in report["checks"] if each["check"] not in again]
+    recorded_checks.FOUND.update({row["arm"]: row for each in report["checks"] for row in each["rows"]})
+    machine = GpuMachine("cuda", report["dry_run"], budget_s=report["budget_s"], data=data and data.resolve())
+    return finish(report, AFTERWARDS, machine, out)
+
+
+def finish(report: dict[str, Any], wanted: Sequence[GpuCheck], machine: GpuMachine, out: Path) -> int:
+    """Make the checks that a report lacks, and write it after each; return the exit status."""
     checks = report["checks"]
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"gpu-check-{options.part}.json"
-    for each in PARTS[options.part]:
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"gpu-check-{report['part']}.json"
+    for each in wanted:
         checks.append(outcome_of(each, machine))
         print(f"{each.name}: {checks[-1]['status']}, {checks[-1]['seconds']} s", file=sys.stderr, flush=True)
         path.write_text(json.dumps(report, indent=1) + "\n")  # a part that is cut off leaves what it has
-    text = page(report)
-    path.with_suffix(".md").write_text(text)
-    print(text)
+        path.with_suffix(".md").write_text(page(report))
+    print(page(report))
     status = exit_status(checks)
     print(f"{EXITS}; here {status}.\nSend us {path}: it has the figures above and nothing of your data.")
     return status
