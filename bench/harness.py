@@ -9,6 +9,7 @@ import inspect
 import logging
 import os
 import platform
+import re
 import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -181,7 +182,17 @@ def measure(name: str, arguments: Sequence[str]) -> None:
     print(f"\n{case.table(rows)}\n\n{origin(result)}")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        options.json.write_bytes(readable(result))
+
+
+NUMBERS = re.compile(rb"\[\s+([^][{}\"]+?)\s+\]")
+"""A list of numbers over several lines."""
+
+
+def readable(result: StoredResult) -> bytes:
+    """Return a result as JSON, with a line for each value, and one for all of a list of numbers."""
+    lines = msgspec.json.format(msgspec.json.encode(result)) + b"\n"
+    return NUMBERS.sub(lambda found: b"[" + b" ".join(found[1].split()) + b"]", lines)
 
 
 def _without_json(arguments: Sequence[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """What does each technique buy on an emulated accelerator, under a real scheduler and in the simulator?
 
 The scheduler is vLLM's, or with ``--engine paced-sglang`` SGLang's, which does not draft.  Steps take as long
-as those of Qwen2-VL-72B on H800s.
+as those of Qwen2-VL-72B on H800s, with costs fitted to the paper, or with ``--on qwen3-32b`` as those of
+Qwen3-32B on 4 H100, with costs fitted to published measurements (cost_models.md).
 
 ``tiny-reasoner`` repeats the recorded responses of the bundled model (bench/data): 1,024 responses on two
 instances, with KV for a quarter of the text.  So an instance has about as many responses, and KV for about as
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -56,6 +58,8 @@ BASELINE = "verl"
 POLICY_NAMES = (BASELINE, "divided", "context", "oracle")
 BLOCK_TOKENS = 16
 PRESSURE = 4.0
+PAPER, MEASURED = "qwen2-vl-72b", "qwen3-32b"
+"""Instances whose costs are fitted to the paper, and to published measurements."""
 TINY_FACTOR = 10
 """How many times shorter the bundled model's responses are than a reasoning model's."""
 END_ID, FIRST_ID = 2, 3
@@ -90,13 +94,17 @@ def _shorter(group: GroupLengths, by: int) -> GroupLengths:
     )
 
 
-def recorded(data: Path, name: str, instances: int, by: int) -> Workload:
+def _named(name: str, on: str) -> str:
+    return name if on == PAPER else f"{name} on {on}"
+
+
+def recorded(data: Path, name: str, instances: int, by: int, on: str = PAPER) -> Workload:
     """Return the recorded lengths of a workload on so many instances."""
     lengths = read_lengths(data / "rollout_lengths.jsonl", [f"workload={name}"])
-    return shrunk(crowded(name, lengths, CLUSTERS["qwen2-vl-72b"], instances, PRESSURE), by)
+    return shrunk(crowded(_named(name, on), lengths, CLUSTERS[on], instances, PRESSURE), by)
 
 
-def recorded_text(file: Path, name: str, keep: int, by: int, instances: int = 4) -> Workload:
+def recorded_text(file: Path, name: str, keep: int, by: int, instances: int = 4, on: str = PAPER) -> Workload:
     """Return recorded responses, one ``keep``-th of each, with tokens of context ``by`` times as dear."""
     found = np.load(file)
     ends = found["offsets"]
@@ -113,22 +121,31 @@ def recorded_text(file: Path, name: str, keep: int, by: int, instances: int = 4)
         lengths[request.rpartition("/")[0]].append(len(text))
     longest = max(map(max, lengths.values()))
     groups = [GroupLengths(each, len(prompts[each]), tuple(lengths[each]), longest) for each in prompts]
-    load = crowded(name, [groups], CLUSTERS["qwen2-vl-72b"], instances, PRESSURE)
+    load = crowded(_named(name, on), [groups], CLUSTERS[on], instances, PRESSURE)
     return msgspec.structs.replace(
         load, tables=dearer(load.tables, by), text=RecordedText(prompts, responses)
     )
 
 
+def _on_paper_s(make: Callable[[Path, str], Workload], data: Path) -> Workload:
+    return make(data, PAPER)
+
+
+RECORDED: Mapping[str, Callable[[Path, str], Workload]] = {
+    "tiny-reasoner": lambda data, on: recorded_text(DATA, "tiny reasoner's text", 1, TINY_FACTOR, 2, on),
+    "deepcoder-14b": lambda data, on: recorded(data, "deepcoder-14b", 2, 8, on),
+    "dapo-32b": lambda data, on: recorded(data, "dapo-32b", 2, 2, on),
+    "recorded-text": lambda data, on: recorded_text(data / UNPUBLISHED, "recorded text / 5", 5, 5, on=on),
+    "whole-text": lambda data, on: recorded_text(data / UNPUBLISHED, "recorded text", 1, 1, on=on),
+}
+"""Workloads that run on instances of any model."""
+
 LOADS: Mapping[str, Callable[[Path], Workload]] = {
-    "tiny-reasoner": lambda data: recorded_text(DATA, "tiny reasoner's text", 1, TINY_FACTOR, 2),
+    **{name: partial(_on_paper_s, make) for name, make in RECORDED.items()},
     "moonlight": lambda data: shrunk(scaled(WORKLOADS["moonlight"], 1 / 8), 40),
     "qwen2-vl-72b": lambda data: shrunk(scaled(WORKLOADS["qwen2-vl-72b"], 1 / 8), 40),
     "qwen2-vl-72b-full": lambda data: shrunk(WORKLOADS["qwen2-vl-72b"], 40),
     "kimi-k2": lambda data: shrunk(scaled(WORKLOADS["kimi-k2"], 1 / 4), 200),
-    "deepcoder-14b": lambda data: recorded(data, "deepcoder-14b", 2, 8),
-    "dapo-32b": lambda data: recorded(data, "dapo-32b", 2, 2),
-    "recorded-text": lambda data: recorded_text(data / UNPUBLISHED, "recorded text / 5", 5, 5),
-    "whole-text": lambda data: recorded_text(data / UNPUBLISHED, "recorded text", 1, 1),
 }
 
 
@@ -177,6 +194,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--engine", choices=list(SCHEDULERS), default="paced", help="whose scheduler it is")
     parser.add_argument("--data", type=Path, default=DATA.parent, help="folder of data that is not published")
+    parser.add_argument("--on", choices=(PAPER, MEASURED), default=PAPER, help=f"(default {PAPER})")
     parser.add_argument("--first-seed", type=int, default=0, help="rounds are seeds from this one on")
 
 
@@ -184,7 +202,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     """Roll out every workload under every policy and every seed; a seed chooses lengths or prompts."""
     rows = []
     for name in options.only:
-        load = LOADS[name](options.data)
+        load = RECORDED[name](options.data, options.on) if name in RECORDED else LOADS[name](options.data)
         policies = options.policy or POLICY_NAMES
         if load.text is not None and not options.policy and options.engine == "paced":
             policies = (*POLICY_NAMES[:-1], "seer", POLICY_NAMES[-1])

@@ -7,10 +7,11 @@ epoch's.  These are a group's own lengths drawn with repeats: the model has not 
 
 The paper's workloads have the part of their groups and instances that is in their names: four instances, of
 Kimi-K2 two.  Recorded lengths (not published, `--data` names their folder) run on four instances of
-Qwen2-VL-72B at pressure 4.  All are shrunk by the factor in their names: contexts and KV are smaller, and a
-token of context costs as much more.  A round is a seed; of recorded lengths it is one of three iterations, of
-dapo-32b of four, taken in turn.  The last row is what no schedule without drafts can exceed: veRL's time over
-the bound.
+Qwen2-VL-72B at pressure 4, and on as many of Qwen3-32B on 4 H100, whose costs are fitted to published
+measurements (cost_models.md); those of all others are fitted to the paper.  All are shrunk by the factor in
+their names: contexts and KV are smaller, and a token of context costs as much more.  A round is a seed; of
+recorded lengths it is one of three iterations, of dapo-32b of four, taken in turn.  The last row is what no
+schedule without drafts can exceed: veRL's time over the bound.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from seer_lab.simulate import simulate
 from seer_lab.workloads import WORKLOADS, Workload, scaled
 
 from bench.harness import Row, cell, markdown, spread_of
-from bench.paced import recorded, shrunk
+from bench.paced import MEASURED, PAPER, recorded, shrunk
 
 DEPENDS_ON = ("seer_core", "plugins", "backends/sim", "lab")
 ROUNDS = 5
@@ -53,8 +54,8 @@ def _paper(name: str, scale: float, by: int) -> Callable[[Path], Workload]:
     return lambda data: shrunk(scaled(WORKLOADS[name], scale), by)
 
 
-def _recorded(name: str, by: int) -> Callable[[Path], Workload]:
-    return lambda data: recorded(data, name, INSTANCES, by)
+def _recorded(name: str, by: int, on: str = PAPER) -> Callable[[Path], Workload]:
+    return lambda data: recorded(data, name, INSTANCES, by, on)
 
 
 CHOICES: Mapping[str, Callable[[Path], Workload]] = {
@@ -63,6 +64,8 @@ CHOICES: Mapping[str, Callable[[Path], Workload]] = {
     "kimi-k2": _paper("kimi-k2", 0.25, 200),
     "deepcoder-14b": _recorded("deepcoder-14b", 4),
     "dapo-32b": _recorded("dapo-32b", 2),
+    f"deepcoder-14b on {MEASURED}": _recorded("deepcoder-14b", 4, MEASURED),
+    f"dapo-32b on {MEASURED}": _recorded("dapo-32b", 2, MEASURED),
 }
 
 

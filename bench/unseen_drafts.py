@@ -9,7 +9,9 @@ at worst (answered.md).  A round is a split.
 group, as `seer sim --drafts` does.  ``pooled``: like the mean of all, weighted by how near their lengths are.
 ``siblings``: by position and by the number of finished siblings.  ``mixture``: pooled, times an effect of the
 group and one of the response, drawn from log-normal distributions that are fitted to the other half.
-``sample 3`` and ``sample 6``: as ``alike``, but so many groups of the half itself have been replayed.
+``drawn``: by position and number of finished siblings, times such effects about that; ``drawn x 3`` is the
+mean of the times of three draws.  ``sample 3`` and ``sample 6``: as ``alike``, but so many groups of the half
+itself have been replayed.
 
 ``recorded-text`` is the first fifth of 250 responses of a reasoning model (not published, ``--data`` names
 its folder) on two instances, whose tokens of context are five times as dear; ``tiny-reasoner`` is the bundled
@@ -20,11 +22,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import exp, log
 from pathlib import Path
 from random import Random
-from statistics import median, pstdev
+from statistics import fmean, median, pstdev
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +50,8 @@ TEXTS: Mapping[str, tuple[int, int]] = {"tiny-reasoner": (1, TINY_FACTOR), "reco
 """Instances of a half, and how many times as dear its tokens of context are."""
 
 ON = ("qwen2-vl-72b", "qwen3-32b")
-METHODS = ("alike", "pooled", "siblings", "mixture", "sample 3", "sample 6")
+DRAWS = 3
+METHODS = ("alike", "pooled", "siblings", "mixture", "drawn", f"drawn x {DRAWS}", "sample 3", "sample 6")
 NEAR = 0.5
 """The spread of the logarithm of lengths that count as near."""
 
@@ -67,6 +70,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Add the case's own options."""
     parser.add_argument("--only", nargs="+", choices=list(TEXTS), default=["tiny-reasoner"], help="texts")
     parser.add_argument("--on", nargs="+", choices=ON, default=list(ON), help="models and GPUs")
+    parser.add_argument("--method", nargs="+", choices=METHODS, help="these alone (default all)")
     parser.add_argument("--data", type=Path, default=DATA.parent, help="folder of data that is not published")
 
 
@@ -86,8 +90,11 @@ def run(options: argparse.Namespace) -> list[Row]:
             for on in options.on:
                 half = _half(load, two, on, *TEXTS[name])
                 found = {"own": _figures(half, texts[1].drafts)}
-                for method in METHODS:
-                    found[method] = _figures(half, _predicted(method, texts[0], texts[1], samples, split))
+                for method in options.method or METHODS:
+                    found[method] = _mean(
+                        _figures(half, _predicted(method, *texts, samples, seed))
+                        for seed in range(split, split + (DRAWS if method.endswith(f"x {DRAWS}") else 1))
+                    )
                 rows.append({"text": name, "on": on, "split": split, "figures": found})
                 print(f"{name} on {on}, split {split}: {found}", file=sys.stderr, flush=True)
     return rows
@@ -131,6 +138,11 @@ def _half(load: Workload, ids: Sequence[str], on: str, instances: int, by: int) 
     return replace(half, tables=dearer(half.tables, by), text=text)
 
 
+def _mean(found: Iterable[dict[str, float]]) -> dict[str, float]:
+    every = list(found)
+    return {name: fmean(each[name] for each in every) for name in every[0]}
+
+
 def _figures(half: Workload, drafts: ReplayedDrafts) -> dict[str, float]:
     summary = simulate(with_replayed(half, drafts), POLICIES["seer"]).summary
     return {"total_time_s": summary.total_time_s, "tail_time_s": summary.tail_time_s}
@@ -144,8 +156,14 @@ def _predicted(
         return source.drafts
     if method.startswith("sample"):
         return samples[int(method.split()[1])].drafts
-    gain = _by_siblings(source, target) if method == "siblings" else _pooled(source)
-    effects = _effects(source, target, split) if method == "mixture" else {}
+    drawn = method.startswith("drawn")
+    gain = _by_siblings(source, target) if drawn or method == "siblings" else _pooled(source)
+    effects = {}
+    if drawn:
+        expected = _by_siblings(source, source)
+        effects = _effects(source, target, split, lambda _: expected)
+    elif method == "mixture":
+        effects = _effects(source, target, split, lambda group: _pooled(source, without=group))
     responses = tuple(
         _made(each, gain, exp(effects.get(each.group, 0.0) + effects.get(each.id, 0.0)))
         for each in target.responses.values()
@@ -215,12 +233,17 @@ def _by_siblings(source: ReplayedText, target: ReplayedText) -> Gain:
     return gain
 
 
-def _effects(source: ReplayedText, target: ReplayedText, split: int) -> dict[str, float]:
-    """Return log-normal effects of the target's groups and responses, drawn as those of the source vary."""
+def _effects(
+    source: ReplayedText, target: ReplayedText, split: int, expected: Callable[[str], Gain]
+) -> dict[str, float]:
+    """Return log-normal effects of the target's groups and responses, drawn as those of the source vary.
+
+    They vary about what ``expected`` says of a group of the source.
+    """
     groups: dict[str, float] = {}
     responses: list[float] = []
     for group in source.lengths:
-        gain = _pooled(source, without=group)
+        gain = expected(group)
         mine = [each for each in source.responses.values() if each.group == group]
         groups[group] = _excess(mine, gain)
         responses += [_excess([each], gain) - groups[group] for each in mine]
@@ -248,7 +271,7 @@ def errors(rows: Sequence[Row]) -> dict[tuple[str, str, str], dict[str, list[flo
     for row in rows:
         own = row["figures"]["own"]
         for method in METHODS:
-            for name, value in row["figures"][method].items():
+            for name, value in row["figures"].get(method, {}).items():
                 off = abs(value / own[name] - 1)
                 found.setdefault((row["text"], row["on"], method), {}).setdefault(name, []).append(off)
     return found
@@ -268,7 +291,7 @@ def answer(rows: Sequence[Row]) -> str:
     """Return the worst errors of each method, and whether any is within the goal."""
     found = errors(rows)
     parts = []
-    for method in METHODS:
+    for method in dict.fromkeys(mine for _, _, mine in found):
         worst = {
             name: max(max(off[name]) for (_, _, mine), off in found.items() if mine == method)
             for name in ("total_time_s", "tail_time_s")

@@ -21,7 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.check import ROOT, GpuMachine
-from bench.gpu.recorded_part import BLOCK_TOKENS, DRAFT_TOKENS, INSTANCES, Part, kv_bytes, part_of, shape_of
+from bench.gpu.recorded_part import (
+    BLOCK_TOKENS,
+    DRAFT_TOKENS,
+    INSTANCES,
+    RecordedPart,
+    kv_bytes,
+    part_of,
+    shape_of,
+)
 from bench.gpu.recorded_worker import FIRST_SEED, WORKER, save_texts
 from bench.gpu.sessions import HIGHEST, LOWEST, SHARED_GPU, Row, dtype_of, roll_out, session_of
 
@@ -57,7 +65,7 @@ def engine_options(machine: GpuMachine, drafts: bool) -> Row:
     return options
 
 
-def records_of(part: Part) -> list[Row]:
+def records_of(part: RecordedPart) -> list[Row]:
     """Return the prompts, whose responses may be as long as the longest one."""
     records, number = [], 0
     for group, prompt in part.prompts.items():
@@ -84,7 +92,7 @@ def warm_up_records() -> list[Row]:
     ]
 
 
-def config_of(machine: GpuMachine, part: Part, policy: str, folder: Path) -> Row:
+def config_of(machine: GpuMachine, part: RecordedPart, policy: str, folder: Path) -> Row:
     """Return the config of an arm, whose model and recorded tokens are in ``folder``."""
     from seer_lab.policies import POLICIES
 

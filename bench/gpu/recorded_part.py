@@ -53,7 +53,7 @@ Group = tuple[str, tuple[int, ...], list[tuple[int, ...]]]
 """A name, a prompt, and responses."""
 
 
-class Part(NamedTuple):
+class RecordedPart(NamedTuple):
     """Prompts by group, responses by request, and the tokens of an instance's KV."""
 
     prompts: Mapping[str, tuple[int, ...]]
@@ -81,7 +81,7 @@ def groups_in(budget_s: float) -> int:
     return max(LEAST_GROUPS, int((budget_s - STARTS * START_S) / GROUP_S))
 
 
-def part_of(machine: GpuMachine) -> Part:
+def part_of(machine: GpuMachine) -> RecordedPart:
     """Return groups of the file, drawn once, that the budget has time for; a dry run cuts their text."""
     from bench.paced import END_ID, recorded_text
 
@@ -100,7 +100,7 @@ def part_of(machine: GpuMachine) -> Part:
             (name, prompt[:24], [(*each[: 12 + len(each) % 29], END_ID) for each in responses[:4]])
             for name, prompt, responses in groups
         ]
-    part = Part(
+    part = RecordedPart(
         {name: prompt for name, prompt, _ in groups},
         {f"{name}/{index}": each for name, _, texts in groups for index, each in enumerate(texts)},
         0,
@@ -143,7 +143,7 @@ def kv_bytes(machine: GpuMachine, tokens: int) -> int:
     return max(1 << 20, (tokens + BLOCK_TOKENS) * per_token)
 
 
-def workload_of(part: Part, sim: Row, drafting: Row, policy: str) -> Any:
+def workload_of(part: RecordedPart, sim: Row, drafting: Row, policy: str) -> Any:
     """Return the workload of a part on simulated instances with these settings; for drafts with its texts."""
     import numpy as np
     from seer_grouped_spec.replay import Recording
