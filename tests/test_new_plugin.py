@@ -170,6 +170,13 @@ def test_a_name_that_will_not_do_is_refused(seer, tmp_path, name, fact):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_second_slot_is_refused_and_not_left_out(seer, tmp_path):
+    result = seer("new-plugin", "both", "--slot", "splitter", "--slot", "placer", "--path", tmp_path / "both")
+    assert result.exit_code == 2
+    assert "--slot is given 2 times; write a plug-in for 'splitter', and add other hooks" in result.stderr
+    assert not (tmp_path / "both").exists()
+
+
 def test_what_is_there_is_never_overwritten(seer, new_plugin, tmp_path):
     project = new_plugin("mine", "placer")
     before = {file: file.read_bytes() for file in project.rglob("*") if file.is_file()}

@@ -24,12 +24,14 @@ NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 @click.argument("name")
 @click.option(
     "--slot",
+    "slots",
     required=True,
+    multiple=True,
     type=click.Choice(sorted(EXAMPLE_SLOTS)),
     help="What it fills; see docs/reference/hooks.md.",
 )
 @click.option("--path", type=click.Path(path_type=Path), help="Where to write it.  [default: NAME]")
-def new_plugin_command(name: str, slot: str, path: Path | None) -> None:
+def new_plugin_command(name: str, slots: tuple[str, ...], path: Path | None) -> None:
     """Write a plug-in NAME: package, pyproject.toml, README and tests, to be changed into your own.
 
     It works as it is: install it, run its tests, enable it in [seer].plugins.  Nothing is overwritten.
@@ -40,6 +42,12 @@ def new_plugin_command(name: str, slot: str, path: Path | None) -> None:
       pip install -e 'shortest_first[test]'
       pytest shortest_first
     """
+    if len(slots) > 1:
+        raise ConfigError(
+            f"--slot is given {len(slots)} times; write a plug-in for {slots[0]!r}, and add other hooks to"
+            " its package: one plug-in may fill several slots (docs/reference/hooks.md)"
+        )
+    [slot] = slots
     _check(name)
     target = Path(name) if path is None else path
     try:

@@ -176,7 +176,7 @@ def sim_command(
     )
     if is_assumed:
         console.print(f"pressure {PRESSURE:g} is assumed; give that of your engines with --pressure")
-    for note in order_notes(rows):
+    for note in order_notes(rows, drawn=isinstance(load.lengths, DrawnLengths)):
         console.print(note)
     for note in _notes(load, seed, repeat, size["pressure"], pressures):
         console.print(note)

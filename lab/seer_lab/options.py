@@ -234,4 +234,8 @@ def check_once(overrides: Sequence[str], size: Mapping[str, object]) -> None:
 def check_repeats(name: str, load: Workload, repeat: int) -> None:
     """Raise ConfigError if a recorded workload has fewer iterations than ``repeat``."""
     if not isinstance(load.lengths, DrawnLengths) and repeat > len(load.lengths):
-        raise ConfigError(f"--repeat {repeat}: {name} holds {len(load.lengths)} iterations; repeat no more")
+        held = len(load.lengths)
+        many = (
+            f"{held} iterations; --repeat {held} takes all" if held > 1 else "1 iteration; leave --repeat out"
+        )
+        raise ConfigError(f"--repeat {repeat}: {name} holds {many}")

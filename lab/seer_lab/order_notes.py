@@ -33,16 +33,23 @@ def about_rows(rows: Sequence[TableRow]) -> Iterator[str]:
             yield f"{policy.name}{recommended}: {ADDS.get(policy.name, policy.about)}"
 
 
-def order_notes(rows: Sequence[TableRow]) -> Iterator[str]:
-    """Yield why a policy is below one to which it adds something, for each that is."""
+def order_notes(rows: Sequence[TableRow], *, drawn: bool) -> Iterator[str]:
+    """Yield why a policy is below one to which it adds something, for each whose ratio in the table says so.
+
+    ``drawn`` lengths have other seeds; recorded ones are what they are.
+    """
     by_name = {row.runs[0].policy.name: row for row in rows}
     is_below = False
     for name, base in BUILDS_ON.items():
-        if name in by_name and base in by_name and median(by_name[name].ratios(by_name[base])) < 1:
+        if name in by_name and base in by_name and _is_below(by_name[name], by_name[base]):
             is_below = True
             yield f"{name} is below {base}: {_why(name, by_name[base])}"
-    if is_below and all(len(row.runs) == 1 for row in rows):
+    if drawn and is_below and all(len(row.runs) == 1 for row in rows):
         yield "One seed may be luck: --repeat 5 prints medians of five"
+
+
+def _is_below(row: TableRow, base: TableRow) -> bool:
+    return round(median(row.ratios(base)), 2) < 1  # as the table rounds: less cannot be seen there
 
 
 def _why(name: str, base: TableRow) -> str:

@@ -248,14 +248,20 @@ def summaries(small, times):
         ({"verl": [10], "divided": [11]}, ["divided is below verl: what chunks", "One seed may be luck"]),
         ({"context": [10], "divided": [8]}, ["context is below divided: lengths", "One seed may be luck"]),
         ({"verl": [10], "context": [11]}, []),
+        ({"verl": [10], "divided": [10.02]}, []),  # the table shows 1.00x
     ],
     ids=str,
 )
 def test_a_row_below_one_that_it_builds_upon_has_a_reason(small, times, expected):
-    notes = list(order_notes(summaries(small, times)))
+    notes = list(order_notes(summaries(small, times), drawn=True))
     assert len(notes) == len(expected)
     for note, begin in zip(notes, expected, strict=True):
         assert note.startswith(begin)
+
+
+def test_a_recording_is_not_rolled_out_with_other_seeds(small):
+    notes = list(order_notes(summaries(small, {"verl": [10], "divided": [11]}), drawn=False))
+    assert [note.split(":")[0] for note in notes] == ["divided is below verl"]
 
 
 def test_figures_are_written_as_json(sim, tmp_path):
@@ -345,7 +351,7 @@ def test_a_trace_has_so_many_iterations_and_no_more(seer, tmp_path):
     path.write_text('{"group": 1, "prompt_tokens": 3, "output_tokens": [5]}\n')
     result = seer("sim", path, "--repeat", "2")
     assert result.exit_code == 2
-    assert "holds 1 iterations" in result.stderr
+    assert "holds 1 iteration; leave --repeat out" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_a_recording_needs_an_iteration_for_each_seed(seer, tmp_path):
     trace.write_text('{"group": "a", "prompt_tokens": 3, "output_tokens": [4, 5]}\n')
     result = seer("sweep", trace, "--over", "pressure=1,2", "--repeat", "2")
     assert result.exit_code == 2
-    assert "holds 1 iterations" in result.stderr
+    assert "holds 1 iteration; leave --repeat out" in result.stderr
 
 
 def test_without_matplotlib_it_says_how_to_get_it(seer, tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ class Client:
         """Take a server's address and, if it asks for one, its token; nothing is sent yet.
 
         Args:
-            url: such as ``http://localhost:8000``.
+            url: such as ``http://127.0.0.1:8000``.
             token: what ``seer serve --token-file`` holds; without it, what a server of this user on this
                 machine keeps for its port, which is sent to this user's program alone.
             patience_s: for how long to try again where the server cannot be reached, or has sent when there

@@ -21,10 +21,10 @@ def test_an_example_of_a_page_runs_and_says_something(serve, monkeypatch, capsys
     (tmp_path / "token.txt").write_text("a-token-of-the-run\n")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
-    assert "http://localhost:8000" in source
+    assert "http://127.0.0.1:8000" in source
     with serve(token="a-token-of-the-run") as served:
         source = source.replace(
-            'Client("http://localhost:8000"', 'Client("http://localhost:8000", token="a-token-of-the-run"'
+            'Client("http://127.0.0.1:8000"', 'Client("http://127.0.0.1:8000", token="a-token-of-the-run"'
         )
-        exec(source.replace("http://localhost:8000", served.url), {})
+        exec(source.replace("http://127.0.0.1:8000", served.url), {})
     assert capsys.readouterr().out.strip()

@@ -167,7 +167,7 @@ def serve_command(
     \b
     Example:
       seer serve examples/tiny_reasoner/demo.toml --port 8000 --open-completions
-      curl localhost:8000/v1/completions -H 'Content-Type: application/json' \\
+      curl 127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
           -d '{"prompt": "how far", "n": 4, "max_tokens": 64, "stream": true}'
     """
     if token_file is None and not is_loopback(host):
