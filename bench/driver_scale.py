@@ -27,8 +27,8 @@ import structlog
 from seer_host.config_files import load_config
 from seer_session.assembly import fill_slots
 from seer_session.runtime import Runtime
-from seer_worker.client.channel import Channel
 from seer_worker.client.process_client import Launch, ProcessClient
+from seer_worker.client.running_worker import Channel
 from seer_worker.client.worker_port import WorkerPort
 
 from bench.harness import EXAMPLE, ROOT, Row, cell, markdown, spread_of, turned

@@ -10,22 +10,30 @@ changes.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
+import xxhash
 
 from seer_core.errors import EngineError
-from seer_core.plugins.config import NO_COPY
 from seer_core.ports.weights import VersionedWeights, WeightSpec, WeightStore, directory
-from seer_host.checkpoint_files import NONCE, digest_of_files, weight_files
 from seer_host.scratch import Scratch
 
-__all__ = ["WeightCopies"]
+__all__ = ["NONCE", "NO_COPY", "WeightCopies", "digest_of_files", "weight_files"]
+
+NO_COPY = "none"
+"""The value of ``[seer].weights_dir`` for no copy."""
+
+PATTERNS = ("*.safetensors", "*.safetensors.index.json")
+NONCE = "seer-nonce"
+"""The file of a copy with a number used once, by which another machine sees that it has the same files."""
 
 PREFIX = "seer-weights-"
 FICLONE = 0x40049409
@@ -114,3 +122,23 @@ def _copy(source: Path, target: Path) -> None:
         after = os.fstat(read.fileno())
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise EngineError(f"{str(source)!r} changed while it was read; update once it is written")
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Return the safetensors of a directory, and their index, in order of names of each kind."""
+    return sorted(path for pattern in PATTERNS for path in directory.glob(pattern) if path.is_file())
+
+
+def digest_of_files(files: Sequence[Path]) -> str:
+    """Return a digest over names and bytes, 32 hexadecimal digits."""
+    with ThreadPoolExecutor() as pool:
+        lines = [
+            f"{file.name} {checksum}\n"
+            for file, checksum in zip(files, pool.map(_checksum, files), strict=True)
+        ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

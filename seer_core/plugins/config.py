@@ -15,7 +15,6 @@ from seer_core.plugins.config_types import NotNegative, Positive, Seconds
 from seer_core.scheduling.scheduler import CORE
 
 __all__ = [
-    "NO_COPY",
     "RestartsTable",
     "SeerTable",
     "SlotsTable",
@@ -31,9 +30,6 @@ MISSING = re.compile("object missing required field `(.*)`")
 """How msgspec says it."""
 LONGEST_NAME = 100
 """Characters of a name that are compared with those known, which takes long for long ones."""
-
-NO_COPY = "none"
-"""The value of ``[seer].weights_dir`` for no copy."""
 
 Names = str | tuple[str, ...]
 

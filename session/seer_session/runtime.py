@@ -11,11 +11,11 @@ import attrs
 import msgspec
 from seer_host.config_files import Config, RolloutTable, load_config
 from seer_host.text import text_before_stop
-from seer_host.weight_copies import WeightCopies
+from seer_host.weight_copies import NO_COPY, WeightCopies
 
 from seer_core.errors import ConfigError
 from seer_core.model import PromptGroup, Sampling, WrittenResponse
-from seer_core.plugins.config import NO_COPY, SeerTable
+from seer_core.plugins.config import SeerTable
 from seer_core.plugins.slots import Assembly
 from seer_core.ports.environment import Environment
 from seer_core.ports.extension import MakeExtender

@@ -17,9 +17,9 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from msgspec import Struct
-from seer_host.checkpoint_files import NONCE, digest_of_files, weight_files
 from seer_host.scratch import Scratch
 from seer_host.shared_weights import SEALS, digest_of, new_buffer
+from seer_host.weight_copies import NONCE, digest_of_files, weight_files
 from seer_worker.handshake import ID_BYTES
 from seer_worker.machine import available_bytes
 from seer_worker.process.remote import connect

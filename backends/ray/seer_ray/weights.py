@@ -22,9 +22,9 @@ import attrs
 import msgspec
 import ray
 import structlog
-from seer_host.checkpoint_files import NONCE, digest_of_files, weight_files
 from seer_host.json_files import describe_flaw
 from seer_host.threads import in_thread
+from seer_host.weight_copies import NONCE, digest_of_files, weight_files
 from seer_worker.client.worker_port import WorkerPort
 
 from seer_core.error_origin import one_line

@@ -15,9 +15,9 @@ import pytest
 from seer_host.machine_probe import MachineProber
 from seer_testing import EngineContract
 from seer_worker.client import fork_server
-from seer_worker.client.channel import Channel
 from seer_worker.client.local import LocalLauncher
 from seer_worker.client.process_client import Launch, ProcessClient
+from seer_worker.client.running_worker import Channel
 from seer_worker.process.serving import work
 from seer_worker.wire import Shutdown
 

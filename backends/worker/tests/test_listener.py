@@ -5,8 +5,8 @@ import socket
 from types import SimpleNamespace
 
 import pytest
-from seer_worker.client.channel import Channel
 from seer_worker.client.process_client import Launch, ProcessClient
+from seer_worker.client.running_worker import Channel
 from seer_worker.process.serving import Link, work
 from seer_worker.wire import Telemetry
 

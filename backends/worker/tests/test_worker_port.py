@@ -7,7 +7,7 @@ import socket
 import threading
 
 import pytest
-from seer_worker.client.channel import Channel
+from seer_worker.client.running_worker import Channel
 from seer_worker.client.worker_port import WorkerPort
 from seer_worker.process import remote
 from seer_worker.process.remote import connect

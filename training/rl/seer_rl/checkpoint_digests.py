@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-from seer_host.checkpoint_files import digest_of_files
 from seer_host.json_files import UNREADABLE, describe_flaw
+from seer_host.weight_copies import digest_of_files
 
 from seer_core.errors import InputError, printable
 
