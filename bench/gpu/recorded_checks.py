@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.check import ROOT, GpuMachine
+from bench.gpu.check import GpuMachine
 from bench.gpu.recorded_part import (
     BLOCK_TOKENS,
     DRAFT_TOKENS,
@@ -31,7 +31,7 @@ from bench.gpu.recorded_part import (
     shape_of,
 )
 from bench.gpu.recorded_worker import FIRST_SEED, WORKER, save_texts
-from bench.gpu.sessions import HIGHEST, LOWEST, SHARED_GPU, Row, dtype_of, roll_out, session_of
+from bench.gpu.sessions import HIGHEST, LOWEST, SHARED_GPU, Row, dtype_of, python_path, roll_out, session_of
 
 MOST_RUNNING = 128
 GRAPHS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128)
@@ -126,8 +126,7 @@ def config_of(machine: GpuMachine, part: RecordedPart, policy: str, folder: Path
 
 def environment_of(machine: GpuMachine) -> dict[str, str]:
     """Return the variables of workers, which import this package."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return {"PYTHONPATH": path} | ({} if machine.small else SHARED_GPU)
+    return {"PYTHONPATH": python_path()} | ({} if machine.small else SHARED_GPU)
 
 
 def roll(machine: GpuMachine, name: str, policy: str, *, steps: bool) -> list[Row]:

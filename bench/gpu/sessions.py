@@ -153,13 +153,18 @@ def in_a_process(script: str, job: Mapping[str, Any], runner: Literal["auto", "f
     done = subprocess.run(
         [sys.executable, script],
         input=json.dumps(job),
-        env={**environment, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "PYTHONPATH": str(ROOT)},
+        env={**environment, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, f"an engine failed: {done.stderr[-2000:]}"
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def python_path() -> str:
+    """Return a PYTHONPATH for processes that import this package, before all that is on it already."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 def needs_gpu(machine: GpuMachine, what: str) -> None:
