@@ -1,7 +1,7 @@
 # The two commands of the README, and the rest.  Each sets up .venv first; that is free when it is done.
-.PHONY: demo demo-cluster train test test-all rest-test test-costs packages setup setup-core setup-sglang setup-verl setup-clients setup-next-vllm \
+.PHONY: demo demo-cluster train test test-all gate types rest-test test-costs packages setup setup-core setup-sglang setup-verl setup-clients setup-next-vllm \
 	setup-environments setup-docs \
-	check core-test fast-test engine-test long-test verl-test clients-test site site-test chromium prometheus bench-stale reference licences \
+	check style core-test fast-test engine-test long-test verl-test clients-test site site-test chromium prometheus bench-stale reference licences \
 	wheels try-wheels fix clean
 
 # Hundreds of processes import PyTorch and engines: bytecode is kept, whatever the environment says.
@@ -27,10 +27,12 @@ train: setup $(SETUP_$(ENGINE))  ## Train the example's model by GRPO on its own
 PYTEST = .venv/bin/python -m pytest --dist loadfile --second-run $(if $(ORDER),--order $(ORDER)) \
 	$(if $(ORDER_SEED),--order-seed $(ORDER_SEED))
 
+WORKERS ?= 2
+
 test: packages  ## What a contributor runs before a pull request, and CI: style, types, and tests of every part.
 	@scripts/setup
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check setup-sglang
-	$(PYTEST) -n 2 --gate
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target style setup-sglang
+	@$(MAKE) --no-print-directory --jobs=2 types gate
 	@echo "make test-all runs the rest: what it is stands in tests/harness/rest.toml, with what covers it here."
 
 test-all: packages prometheus chromium  ## All tests, in an hour: before a change of what only they show is finished.
@@ -38,7 +40,7 @@ test-all: packages prometheus chromium  ## All tests, in an hour: before a chang
 	@$(MAKE) --no-print-directory check rest-test verl-test clients-test site-test try-wheels
 
 rest-test: packages prometheus setup-sglang setup-environments setup-next-vllm
-	$(PYTEST) -n 2 --long
+	$(PYTEST) -n $(WORKERS) --long
 
 test-costs:  ## What each test file has cost in the last runs: seconds, and starts of engines.
 	@.venv/bin/python scripts/test-costs
@@ -46,12 +48,20 @@ test-costs:  ## What each test file has cost in the last runs: seconds, and star
 packages:  ## The system libraries of the KV pool "mooncake", which pip cannot bring.
 	@scripts/install-system-packages
 
-check: setup
+check: style types
+
+style: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy
 	.venv/bin/lint-imports
 	.venv/bin/python scripts/check-words
+
+types: setup
+	.venv/bin/mypy
+
+# WORKERS processes share the tests.  types and gate run beside each other: nothing below takes part in make's jobs.
+gate: setup-sglang
+	env -u MAKEFLAGS -u MFLAGS $(PYTEST) -n $(WORKERS) --gate
 
 fast-test: check  ## All but the tests that start real engines, on all cores: minutes.
 	$(PYTEST) -m "not engine" -n auto --gate

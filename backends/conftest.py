@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ import numpy as np
 import pytest
 from seer_worker.client.engine import WorkerClient
 from seer_worker.client.local import LocalWorker
+from seer_worker.wire import Start
 
 from seer_core.model import Sampling, StructuredOutputs
 from seer_core.model.arrays import Logprobs, Tokens
@@ -544,6 +546,42 @@ def run_engine(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Harnes
     yield run
     for harness in started:
         harness.run(harness.engine.stop())
+
+
+@pytest.fixture(scope="session")
+def run_in_fork(
+    loop: asyncio.AbstractEventLoop, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., list[str]]:
+    """Return a function that runs a script where an instance would run, and returns the lines that it prints.
+
+    It runs in a fork of a process that has imported the engine, which takes ten seconds.
+    """
+
+    def run(engine: WorkerClient, script: str, *arguments: str) -> list[str]:
+        launch, folder = engine.spec, tmp_path_factory.mktemp("script")
+        settings = {"script": script, "arguments": arguments, "output": str(folder / "output")}
+        modules = str(Path(__file__).parent / "tests" / "forked")
+
+        async def ended() -> str:
+            worker = await launch.launcher.launch(
+                "script",
+                launch.interpreter,
+                {**launch.environment, "PYTHONPATH": modules},
+                folder / "log",
+                True,
+            )
+            worker.send(Start("engine_script:Script", "script", settings, str(folder)))
+            with suppress(EOFError):
+                await worker.receive()
+            return await worker.end()
+
+        reason = loop.run_until_complete(ended())
+        output = folder / "output"
+        printed = output.read_text("utf-8") if output.exists() else f"{reason}, before it began"
+        assert reason == "exited with status 0", f"{reason}: {printed}"
+        return printed.splitlines()
+
+    return run
 
 
 DOOMED = """

@@ -1,13 +1,16 @@
-"""No test sleeps, spins, or takes a port that another process may take: its pass would depend on luck."""
+"""No test sleeps, spins, gives up early or takes a port that another may take: it would depend on luck."""
 
 import ast
 import subprocess
 from pathlib import Path
 
+from tests.support.patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 REMEDY = {
     "sleeps": "wait for what is to happen: tests.support.eventually, or tests.support.virtual_time",
     "spins": "wait with a pause: tests.support.eventually",
+    "gives up early": "wait for PATIENCE_S of tests.support.patience, the one limit of waits that end well",
     "gives a port away": "hold it until the server listens: tests.support.ports",
 }
 ALLOWED = {
@@ -49,6 +52,19 @@ def is_spin(node):
     return any(is_call_of(each, "monotonic", "exists", "is_file", "is_dir") for each in ast.walk(node))
 
 
+def gives_up_early(node):
+    """Return whether a node waits for seconds, and for fewer than the common patience."""
+    if not isinstance(node, ast.Call):
+        return False
+    limits = [each.value for each in node.keywords if each.arg == "timeout"]
+    if is_call_of(node, "wait", "join", "result") and len(node.args) == 1:
+        limits += node.args
+    elif is_call_of(node, "wait_for", "wait_procs"):
+        limits += node.args[1:]
+    found = [each.value for each in limits if isinstance(each, ast.Constant)]
+    return any(isinstance(each, int | float) and 1 <= each < PATIENCE_S for each in found)
+
+
 def gives_port_away(node):
     """Return whether a node takes the port of a socket, for use once that is closed."""
     if not isinstance(node, ast.With):
@@ -62,7 +78,12 @@ def gives_port_away(node):
     return False
 
 
-CHECKS = {"sleeps": is_sleep, "spins": is_spin, "gives a port away": gives_port_away}
+CHECKS = {
+    "sleeps": is_sleep,
+    "spins": is_spin,
+    "gives up early": gives_up_early,
+    "gives a port away": gives_port_away,
+}
 
 
 def flaws_of(source):

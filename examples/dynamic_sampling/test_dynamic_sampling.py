@@ -11,6 +11,8 @@ import pytest
 from seer_host.config_files import make_config
 from seer_session import Runtime
 
+from tests.support.patience import PATIENCE_S
+
 HERE = Path(__file__).parent
 
 
@@ -40,7 +42,7 @@ def test_groups_whose_rewards_are_equal_are_replaced_until_the_batch_is_full(tmp
 
     async def run():
         async with Runtime.from_config(config) as runtime:
-            return await asyncio.wait_for(load().fill_batch(runtime, prompts(), reward, 8), 60)
+            return await asyncio.wait_for(load().fill_batch(runtime, prompts(), reward, 8), PATIENCE_S)
 
     batch = asyncio.run(run())
     assert len(batch) == 8
@@ -82,5 +84,5 @@ def test_when_prompts_run_out_the_batch_is_what_there_is_and_an_error_leaves_not
                 await load().fill_batch(runtime, prompts, broken, 2)
             return [await load().fill_batch(runtime, prompts, reward, most) for most in (2, 4)]
 
-    for batch in asyncio.run(asyncio.wait_for(run(), 60)):
+    for batch in asyncio.run(asyncio.wait_for(run(), PATIENCE_S)):
         assert [group[0].group_id for group in batch] == ["g1"]

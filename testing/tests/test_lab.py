@@ -9,6 +9,7 @@ from seer_testing import simulate as kit
 
 from seer_core.errors import ConfigError, PluginError, StalledError
 from seer_core.model import PromptGroup
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import reserved_port
 
 pytest_plugins = ["seer_testing.simulate"]
@@ -208,10 +209,10 @@ def test_the_core_imports_no_test_library():
         "import sys, seer_cli, seer_session.runtime;"
         "sys.exit(bool({'pytest', 'hypothesis', 'seer_testing'} & set(sys.modules)))"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_S)
 
 
 def test_without_its_libraries_the_kit_says_what_to_install():
     script = "import sys; sys.modules['hypothesis'] = None; import seer_testing"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S)
     assert "seer_testing needs hypothesis, which is not installed; run `make setup`" in done.stderr

@@ -26,7 +26,7 @@ def model(server, request):
 
 def test_answers_end_before_stop_sequences_and_have_log_probs_and_choices(model):
     def ask(**settings):
-        return asyncio.run(asyncio.wait_for(model(**settings).generate(QUESTION), 60))
+        return asyncio.run(asyncio.wait_for(model(**settings).generate(QUESTION), 600))
 
     free = ask().completion
     stop = free[10:12]

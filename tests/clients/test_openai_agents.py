@@ -31,7 +31,7 @@ def test_an_agent_answers_the_same_whole_and_streamed(server, kind):
             events = [event async for event in streamed.stream_events()]
             return whole, streamed, events
 
-    whole, streamed, events = asyncio.run(asyncio.wait_for(ask(), 60))
+    whole, streamed, events = asyncio.run(asyncio.wait_for(ask(), 600))
     assert whole.final_output
     assert streamed.final_output == whole.final_output
     deltas = [event.data for event in events if event.type == "raw_response_event"]
@@ -67,7 +67,7 @@ def test_an_agent_calls_a_tool_and_goes_on_with_its_answer(server, kind):
             return found
 
     for streamed in (False, True):
-        found = asyncio.run(asyncio.wait_for(ask(streamed), 60))
+        found = asyncio.run(asyncio.wait_for(ask(streamed), 600))
         assert found.final_output == "nothing"
     assert len(calls) >= 2
     assert set(map(type, calls)) == {bool}

@@ -23,7 +23,7 @@ def ask(server):
                     client=client, renderer=renderer, messages=MESSAGES, model="seer", **fields
                 )
 
-        return asyncio.run(asyncio.wait_for(run(), 60))
+        return asyncio.run(asyncio.wait_for(run(), 600))
 
     return ask
 

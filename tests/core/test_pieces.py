@@ -10,6 +10,7 @@ from seer_core.model import Sampling
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.ports.engine import ChunkPiece
 from seer_core.scheduling.scheduler import Slot
+from tests.support.patience import PATIENCE_S
 
 
 class Reader:
@@ -40,7 +41,7 @@ def play(by_hand, engines, groups, act, *more, **settings):
             await act(rollout)
             return (await rollout.wait()).completions
 
-    return reader, asyncio.run(asyncio.wait_for(run(), 60))
+    return reader, asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
 @pytest.fixture

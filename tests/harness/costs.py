@@ -2,8 +2,9 @@
 
 The records lie in build/test-costs, a line for each test: its seconds, those of its fixtures included, the
 processor's seconds of this process and of those that it has started and that have ended, how many engines
-this process has started in that time, with their seconds, and how many fork servers, each of which imports an
-engine.  What a command starts in a process of its own is not counted as an engine.
+this process has started in that time, with their seconds, how many fork servers, each of which imports an
+engine, and by how many MiB this process has grown.  What a command starts in a process of its own is not
+counted as an engine.  The name of a file of a whole run of the gate ends with that run's.
 """
 
 import functools
@@ -16,6 +17,8 @@ import time
 
 import pytest
 
+from tests.harness.late_errors import resident_bytes
+
 CLIENT = "seer_worker.client.process_client"
 """The module that starts the processes of engines."""
 
@@ -25,14 +28,31 @@ SERVERS = "seer_worker.client.fork_server"
 
 def pytest_configure(config):
     """Record in this process; the one that distributes tests to others runs none."""
-    config.pluginmanager.register(Recorder(config.rootpath / "build" / "test-costs"), "costs")
+    folder = config.rootpath / "build" / "test-costs"
+    config.pluginmanager.register(Recorder(folder, _whole_gate(config)), "costs")
+
+
+def _whole_gate(config):
+    """Return the name of a run of all tests of the gate, nothing of another run."""
+    if hasattr(config, "workerinput"):
+        return config.workerinput.get("whole_gate", "")
+    whole = config.getoption("--gate", False) and config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return f"-gate-{time.time_ns()}" if whole and not config.getoption("markexpr") else ""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Send a worker of xdist the name of the run."""
+    recorder = node.config.pluginmanager.getplugin("costs")
+    node.workerinput["whole_gate"] = recorder.whole_gate
 
 
 class Recorder:
     """The costs of the test that runs, and the file of those before it."""
 
-    def __init__(self, folder):
-        self._path = folder / f"{time.time_ns()}-{os.getpid()}.jsonl"
+    def __init__(self, folder, whole_gate):
+        self.whole_gate = whole_gate
+        self._path = folder / f"{time.time_ns()}-{os.getpid()}{whole_gate}.jsonl"
         self._file = None
         self._clear()
         on_import(CLIENT, self._watch)
@@ -73,13 +93,14 @@ class Recorder:
     def pytest_runtest_protocol(self, item):
         """Write the costs of a test when it has ended."""
         self._clear()
-        begun_s = processor_s()
+        begun_s, resident = processor_s(), resident_bytes()
         result = yield
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a", buffering=1)
         costs = {"test": item.nodeid, "seconds": round(self._seconds, 4)}
         costs["processor_seconds"] = round(processor_s() - begun_s, 2)
+        costs["grown_mib"] = round((resident_bytes() - resident) / 2**20, 1)
         if self._engines:
             costs |= {"engines": self._engines, "engine_seconds": round(self._engine_seconds, 3)}
         if self._imports:

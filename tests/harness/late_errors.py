@@ -5,9 +5,11 @@ the garbage collector next runs, and a fixture's value after the test's last pha
 test.  Here garbage is collected after each test, in the same step, while its own warning filters hold.
 Objects from before the first test are left out, and later those that made a collection slow; without
 them it takes milliseconds.  Errors about these appear at the end of the run, which they fail.  What is left
-out stays in memory if it is in a cycle, so everything is collected behind a file that has cost much memory.
+out stays in memory if it is in a cycle, so everything is collected behind a file that has cost much memory,
+and what has been freed goes back to the system.
 """
 
+import ctypes
 import gc
 import os
 import sys
@@ -78,7 +80,15 @@ def _collect_all_if_much(config, name):
         gc.unfreeze()
         _note(config, f"after the tests of {name}")
         gc.freeze()
+        return_freed_memory()
         config.stash[_RESIDENT] = resident_bytes()
+
+
+def return_freed_memory():
+    """Return to the system what glibc keeps for the next time, in each thread's arena."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+    if trim is not None:
+        trim(0)
 
 
 def resident_bytes():

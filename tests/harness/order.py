@@ -21,6 +21,8 @@ LONG_S = 15
 
 ENGINES = {
     "backends/vllm/": "vllm",
+    "backends/remote/tests/test_remote_vllm.py": "vllm",
+    "backends/remote/tests/test_remote_trl_client.py": "vllm",  # TRL's client imports it
     "tests/integration/test_real_": "vllm",
     "tests/integration/test_mixed_fleet.py": "vllm",
     "backends/sglang/": "sglang",

@@ -1,4 +1,6 @@
-"""A variable that the tests of a file have changed is as before in the next file."""
+"""Variables that the tests of a file have changed are as before in the next; no file imports an engine."""
+
+from tests.harness.environment import IMPORTED
 
 SETS = """
 import os
@@ -27,3 +29,7 @@ def test_variables_that_tests_have_changed_are_as_before_in_the_next_file(run_te
     run = run_tests(["environment"], test_a=SETS, test_b=FINDS_NONE)
     assert run.status == 0, run.output
     assert "3 passed" in run.output
+
+
+def test_no_engine_is_imported_while_tests_are_collected(request):
+    assert request.config.stash[IMPORTED] == set()

@@ -15,6 +15,7 @@ from seer_session.session import rollout
 
 from seer_core.errors import ConfigError, PluginError
 from seer_core.ports.engine import InstanceClient
+from tests.support.patience import PATIENCE_S
 
 from .helpers import HEAD, NAMED_QUEUE
 
@@ -59,7 +60,7 @@ def test_a_third_party_s_distribution_is_seen_by_the_command_line(
     local_plugin("longest_prompt")
     config = write_config(["longest_prompt"])
     process = start_seer("plugins", config, "--json", tmp_path / "plugins.json")
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, errors) == (0, "")
     rows = {row["name"]: row for row in json.loads((tmp_path / "plugins.json").read_bytes())}
     assert rows["longest_prompt"] == {

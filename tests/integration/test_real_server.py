@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import os
 import warnings
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from seer_session import Runtime, load_config
@@ -49,7 +51,7 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
     from seer_client import Client, ClientError
     from seer_server import make_app
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), patch.dict(os.environ):  # or engines would have vLLM's variables
         warnings.simplefilter("ignore")  # vLLM's own imports
         from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateResponse
 

@@ -24,6 +24,7 @@ from seer_core.model.events import (
 )
 from seer_core.plugins.slots import Strategies
 from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
+from tests.support.patience import PATIENCE_S
 
 from .helpers import Recorder, divided, outputs, play, policies, turns
 
@@ -297,10 +298,12 @@ def test_a_library_logs_on_standard_error_unless_its_program_says_otherwise(tmp_
     prompts = [{"prompt": "a", "n": 1}]
     script = f"from seer_session import rollout; rollout({str(tmp_path / 'seer.toml')!r}, {prompts})"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert done.stdout == ""
     assert "instance_started" in done.stderr
     own = f"import structlog; structlog.configure(processors=[structlog.processors.JSONRenderer()]); {script}"
-    done = subprocess.run([sys.executable, "-c", own], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", own], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
     assert '"event": "instance_started"' in done.stdout

@@ -9,6 +9,7 @@ from seer_session import rollout as short_form
 from seer_sim.engine import SimEngine
 
 from seer_core.errors import EngineError, PluginError, PromptError, SeerError
+from tests.support.patience import PATIENCE_S
 
 from .helpers import RECORDS, SMALL, in_a_thread, tokens
 
@@ -51,7 +52,7 @@ def test_engines_are_served_while_the_caller_works_on_a_completion(played, hand)
     answered = threading.Event()
     with played(Quick(max_running=1)) as session:
         for completion in session.stream([{"prompt_token_ids": [5], "n": 8, "max_tokens": 4}]):
-            assert answered.wait(60), "the engine waited for the caller"
+            assert answered.wait(PATIENCE_S), "the engine waited for the caller"
             assert completion.finish_reason == "stop"
 
 
@@ -70,10 +71,10 @@ def test_prompts_may_be_added_by_some_threads_while_others_read(config):
             writers = [threading.Thread(target=add, args=(rollout, records[n::3])) for n in range(3)]
             for thread in (*readers, *writers):
                 thread.start()
-            assert all(left.acquire(timeout=60) for _ in writers)
+            assert all(left.acquire(timeout=PATIENCE_S) for _ in writers)
             rollout.close()
             for thread in (*readers, *writers):
-                thread.join(60)
+                thread.join(PATIENCE_S)
             with pytest.raises(SeerError, match="this rollout is closed"):
                 rollout.add(records)
         expected = session.rollout(records, 0)
@@ -105,7 +106,7 @@ def test_what_one_loop_over_an_open_rollout_leaves_the_next_one_gets(played, han
     with played(engine) as session, session.open(keep=False) as rollout:
         rollout.add([{"prompt_token_ids": [5], "n": 5, "max_tokens": 4}])
         session._loop.call_soon_threadsafe(answer)
-        assert answered.wait(60)
+        assert answered.wait(PATIENCE_S)
         rollout.close()
         indices = [next(iter(rollout)).index, next(iter(rollout)).index]
         indices += [completion.index for completion in rollout]

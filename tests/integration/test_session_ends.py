@@ -79,7 +79,7 @@ def test_closing_from_another_thread_ends_the_wait_of_the_one_that_rolls_out(pla
     session.start()
 
     def close():
-        busy.wait(60)
+        busy.wait(PATIENCE_S)
         session.close()
 
     closer = threading.Thread(target=close)
@@ -87,7 +87,7 @@ def test_closing_from_another_thread_ends_the_wait_of_the_one_that_rolls_out(pla
     # Which of the two it is depends on whether it waits already.
     with pytest.raises(SeerError, match=r"the engines were stopped before the rollout|is not running"):
         session.rollout([{"prompt_token_ids": [5], "max_tokens": 4, "n": 1}])
-    closer.join(60)
+    closer.join(PATIENCE_S)
 
 
 def test_two_threads_may_close_a_session_at_a_time(played, hand):
@@ -103,10 +103,10 @@ def test_two_threads_may_close_a_session_at_a_time(played, hand):
     session.start()
     closer = threading.Thread(target=session.close, daemon=True)
     closer.start()
-    assert stopping.wait(60)
+    assert stopping.wait(PATIENCE_S)
     second.set()
     session.close()
-    closer.join(60)
+    closer.join(PATIENCE_S)
     assert (engine.stops, closer.is_alive()) == (1, False)
 
 

@@ -15,6 +15,7 @@ from seer_kv_local import LocalPool
 from seer_kv_local.slot_table import FileBlocks, checksum
 
 from seer_core.errors import EngineError, PluginError
+from tests.support.descriptors import open_files
 
 
 class Patient:
@@ -220,7 +221,7 @@ def test_a_disk_too_small_for_one_block_is_refused_by_the_instance(make_pool, op
 
 
 def test_room_is_taken_at_the_start_and_no_name_is_left(make_pool, open_store, blocks, tmp_path):
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_files("memfd:seer-kv-", str(tmp_path))
     pool = make_pool(blocks=2, disk_blocks=64)
     assert not list(tmp_path.iterdir())
     assert os.fstat(pool._disk["a"].disk_fd).st_blocks * 512 >= 64 * 4096
@@ -229,7 +230,7 @@ def test_room_is_taken_at_the_start_and_no_name_is_left(make_pool, open_store, b
     a.put(*blocks(2))
     a.close()
     asyncio.run(pool.stop())
-    assert set(os.listdir("/proc/self/fd")) <= before
+    assert open_files("memfd:seer-kv-", str(tmp_path)) <= before
 
 
 def test_two_runs_in_one_directory_do_not_meet(make_pool, open_store, blocks, got):

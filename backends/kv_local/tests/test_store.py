@@ -14,6 +14,7 @@ from seer_kv_local.store import LocalStore
 from seer_core.errors import EngineError, PluginError
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.kv import KVPool, StoreContext
+from tests.support.descriptors import open_files
 
 
 def test_what_one_instance_puts_every_instance_gets(make_pool, open_store, blocks, got):
@@ -299,14 +300,14 @@ def test_no_other_user_may_open_its_memory_or_its_disk(make_pool):
 
 
 def test_a_stopped_pool_has_no_files_open_and_keeps_its_figures(make_pool, open_store, blocks):
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_files("memfd:seer-kv-")
     pool = make_pool()
     a = open_store(pool, "a")
     a.put(*blocks(3))
     a.close()
     asyncio.run(pool.stop())
     asyncio.run(pool.stop())
-    assert set(os.listdir("/proc/self/fd")) <= before
+    assert open_files("memfd:seer-kv-") <= before
     assert pool.stats().put_bytes == 3 * 4096
 
 

@@ -13,10 +13,9 @@ import numpy as np
 import psutil
 import pytest
 from seer_mooncake import MooncakePool, Settings
-from seer_mooncake.store import MooncakeStore
 from seer_mooncake.system import installation
 
-from seer_core.ports.kv import StoreContext
+from backends.mooncake.tests.store_process import StoreProcess
 
 BLOCK_BYTES = 4096
 LONGEST_S = 60.0
@@ -50,7 +49,7 @@ class Wired(MooncakePool):
         """Connect a store, beside others that a test has opened under the name."""
         self.stores.append((name, store))
         mine = [each for other, each in self.stores if other == name]
-        self.connect(name, lambda note: [each.receive(note) for each in mine])
+        self.connect(name, lambda note: [each.receive(note) for each in mine if not each.ended])
 
     def stats(self):
         return self.receive_all() and super().stats()
@@ -60,7 +59,8 @@ class Wired(MooncakePool):
 
     def receive_all(self):
         for name, store in self.stores:
-            self.receive(name, store.take_message())
+            if not store.ended:
+                self.receive(name, store.take_message())
         return True
 
 
@@ -86,17 +86,17 @@ def pools():
 
 @contextlib.contextmanager
 def stores():
-    """Yield a function that makes an instance's store as its engine would; all are closed."""
+    """Yield a function that makes an instance's store as its engine would; all end as instances do."""
     opened = []
 
     def open_store(pool, name, block_bytes=BLOCK_BYTES, **host):
-        opened.append(MooncakeStore(pool.store(name).settings, StoreContext(name, block_bytes, 32, **host)))
+        opened.append(StoreProcess(pool.store(name).settings, name, block_bytes, **host))
         pool.opened(name, opened[-1])
         return opened[-1]
 
     yield open_store
-    for store in opened:  # one after another: each holds up this process as it ends
-        store.close()
+    for store in opened:
+        store.end()
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def make_pool():
 
 @pytest.fixture
 def open_store(make_pool):
-    """Return a function that makes an instance's store as its engine would, which is closed with the test."""
+    """Return a function that makes an instance's store as its engine would, which ends with the test."""
     with stores() as open_store:
         yield open_store
 
@@ -122,7 +122,7 @@ def pool():
 
 @pytest.fixture(scope="module")
 def open_shared(pool):
-    """Return a function that makes a store in it, which is closed with the last test."""
+    """Return a function that makes a store in it, which ends with the last test."""
     with stores() as open_store:
         yield open_store
 
@@ -179,21 +179,14 @@ def got():
     return get
 
 
-@pytest.fixture
-def raw():
-    """Return a function that makes a client of Mooncake's own; all are closed."""
-    clients = []
-
-    def connect(pool):
-        client = importlib.import_module("mooncake.store").MooncakeDistributedStore()
-        address = pool.store("a").settings["master"]
-        assert client.setup("127.0.0.1", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", address) == 0
-        clients.append(client)
-        return client
-
-    yield connect
-    for client in clients:
-        client.close()
+@pytest.fixture(scope="module")
+def raw(pool):
+    """A client of Mooncake's own, of the pool that all tests of a file share."""
+    client = importlib.import_module("mooncake.store").MooncakeDistributedStore()
+    address = pool.store("a").settings["master"]
+    assert client.setup("127.0.0.1", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", address) == 0
+    yield client
+    client.close()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from seer_mooncake import cleanup
 
 from tests.support.eventually import eventually
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.no_mooncake
 
@@ -32,7 +33,7 @@ def test_several_processes_may_sweep_one_leftover_at_once(tmp_path):
     for number in range(5):
         left_by_a_killed_run(tmp_path, f"left{number}")
     processes = [start_cleanup(tmp_path / f"{cleanup.PREFIX}run{number}") for number in range(PROCESSES)]
-    ended = [one.communicate(timeout=60) for one in processes]
+    ended = [one.communicate(timeout=PATIENCE_S) for one in processes]
     assert [(one.returncode, errors) for one, (_, errors) in zip(processes, ended, strict=True)] == [
         (0, "")
     ] * PROCESSES
@@ -50,7 +51,7 @@ def test_what_has_such_a_name_and_is_no_directory_of_a_run_of_ours_is_left_alone
     (root / f"{cleanup.PREFIX}link").symlink_to(elsewhere)
     before = sorted(root.iterdir())
     left_by_a_killed_run(root, "left")
-    _, errors = start_cleanup(root / f"{cleanup.PREFIX}run").communicate(timeout=60)
+    _, errors = start_cleanup(root / f"{cleanup.PREFIX}run").communicate(timeout=PATIENCE_S)
     assert errors == ""
     assert sorted(root.iterdir()) == before
     assert (elsewhere / "precious").exists()
@@ -73,8 +74,8 @@ def test_the_directory_of_a_run_that_lives_is_left_alone_and_no_other_user_may_r
         eventually(lambda: mine.is_dir() or one.poll() is not None)
         assert one.poll() is None
         for _ in range(3):
-            start_cleanup(tmp_path / f"{cleanup.PREFIX}other").communicate(timeout=60)
+            start_cleanup(tmp_path / f"{cleanup.PREFIX}other").communicate(timeout=PATIENCE_S)
         assert mine.stat().st_mode & 0o077 == 0
     finally:
-        one.communicate(timeout=60)
+        one.communicate(timeout=PATIENCE_S)
     assert not mine.exists()

@@ -25,7 +25,7 @@ BLOCK_BYTES = 4096
 def be_impatient(*stores, limit_s=0.5):
     """Let calls of stores wait so long; until then, a busy machine may take as long as it likes."""
     for store in stores:
-        store._client._timeout_s = limit_s
+        store.wait_at_most(limit_s)
 
 
 def say_ready(after=""):
@@ -76,7 +76,7 @@ def test_without_a_master_for_good_the_run_goes_on_and_stops(
     be_impatient(store)
     master = master_of(pool)
     master.kill()
-    master.wait(60)
+    master.wait(PATIENCE_S)
     eventually(lambda: store.find(keys) == 0)
     assert len(got(store, keys)) == 0
     assert store.lacks(keys) == []  # nothing is worth reading from the device
@@ -141,7 +141,7 @@ def test_a_store_made_while_there_is_no_master_works_once_there_is_one(
     pool = make_pool(("a", "b"), timeout_s=0.5)
     master = master_of(pool)
     master.kill()
-    master.wait(60)
+    master.wait(PATIENCE_S)
     a = open_store(pool, "a")
     keys, data = blocks(3)
 
@@ -259,7 +259,7 @@ time.sleep(600)
     runtime.kill()
     runtime.wait()
     runtime.stdout.close()
-    psutil.wait_procs([cleanup, master], 60)
+    psutil.wait_procs([cleanup, master], PATIENCE_S)
     assert not cleanup.is_running() or cleanup.status() == psutil.STATUS_ZOMBIE
     assert not master.is_running() or master.status() == psutil.STATUS_ZOMBIE
     assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ from seer_mooncake import master as master_module
 from seer_mooncake.master import Master
 
 from tests.support.eventually import eventually
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.no_mooncake
 
@@ -90,6 +91,6 @@ time.sleep(600)
         assert len(children) == 2
         assert directory.is_dir()
         runtime.kill()
-    psutil.wait_procs(children, 60)
+    psutil.wait_procs(children, PATIENCE_S)
     assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in children)
     assert list(directory.parent.iterdir()) == []

@@ -102,13 +102,12 @@ def test_no_keys_are_no_question(a):
 def test_a_value_that_is_not_what_it_should_be_is_a_miss_and_can_be_put_again(
     pool, a, b, raw, blocks, got, damage
 ):
-    client = raw(pool)
     keys, data = blocks(3)
     a.put(keys, data)
     names = [name_of(a, key) for key in keys]
-    good, other = client.get(names[1]), client.get(names[2])
+    good, other = raw.get(names[1]), raw.get(names[2])
     assert len(good) == BLOCK_BYTES + 64
-    assert client.upsert(names[1], damage(good, other)) == 0
+    assert raw.upsert(names[1], damage(good, other)) == 0
     before = pool.stats()
     assert b.find(keys) == 3
     assert np.array_equal(got(b, keys), data[:1])
@@ -132,7 +131,7 @@ def test_a_value_gone_between_look_up_and_copy_is_a_miss(pool, a, b, raw, blocks
     keys, data = blocks(3)
     a.put(keys, data)
     assert b.find(keys) == 3
-    assert raw(pool).remove(name_of(a, keys[1]), True) == 0
+    assert raw.remove(name_of(a, keys[1]), True) == 0
     assert np.array_equal(got(b, keys), data[:1])
 
 
@@ -144,13 +143,12 @@ def test_an_instance_with_blocks_of_another_size_never_gets_these(pool, open_sto
 
 
 def test_clearing_forgets_everything_and_removes_it(pool, a, b, raw, blocks, got):
-    client = raw(pool)
     keys, data = blocks(8)
     a.put(keys, data)
     old = [name_of(a, key) for key in keys]
     asyncio.run(pool.clear())
     assert b.find(keys) == a.find(keys) == len(got(a, keys)) == 0
-    assert set(client.batch_is_exist(old)) == {0}
+    assert set(raw.batch_is_exist(old)) == {0}
     again = data[::-1].copy()
     a.put(keys, again)
     assert np.array_equal(got(b, keys), again)

@@ -52,22 +52,19 @@ class Notes:
 
 @pytest.fixture(scope="module")
 def on(agents):
-    """Return a function that returns the runs of every policy on an engine by name, each with its notes."""
+    """Return a function that returns the run of a policy on an engine, with its notes."""
 
     @cache
-    def run_all(engine):
-        found = {}
-        for name in NAMES:
-            notes = Notes()
-            found[name] = simulate(agents, POLICIES[name], observers=[notes], engine=engine), notes
-        return found
+    def run(engine, name):
+        notes = Notes()
+        return simulate(agents, POLICIES[name], observers=[notes], engine=engine), notes
 
-    return run_all
+    return run
 
 
 @pytest.mark.parametrize("engine", PACED)
 def test_tokens_and_turns_are_the_same_under_every_policy_and_on_simulated_engines(agents, on, engine):
-    expected = on("sim")["sticky"][1]
+    expected = on("sim", "sticky")[1]
     assert len(expected.tokens) == 48
     recorded = {
         f"{group.id}/{index}": [
@@ -76,7 +73,8 @@ def test_tokens_and_turns_are_the_same_under_every_policy_and_on_simulated_engin
         for group in agents.groups(0)
         for index, turns in enumerate(group.turns)
     }
-    for run, notes in on(engine).values():
+    for name in NAMES:
+        run, notes = on(engine, name)
         assert run.engine == engine
         assert notes.tokens == expected.tokens
         assert notes.turns == recorded
@@ -85,15 +83,15 @@ def test_tokens_and_turns_are_the_same_under_every_policy_and_on_simulated_engin
 @pytest.mark.parametrize("engine", PACED)
 def test_the_pool_has_the_kv_of_nearly_every_context_when_a_turn_begins(on, engine):
     for name in POOLED:
-        run, _ = on(engine)[name]
-        assert run.turns.kv_hits == pytest.approx(on("sim")[name][0].turns.kv_hits, abs=0.01)
+        run, _ = on(engine, name)
+        assert run.turns.kv_hits == pytest.approx(on("sim", name)[0].turns.kv_hits, abs=0.01)
         assert run.turns.kv_hits > 0.95
         assert run.summary.pool_tokens > 0
 
 
 @pytest.mark.parametrize("engine", PACED)
 def test_without_a_pool_an_engine_that_keeps_kv_while_tools_work_finds_it(on, engine):
-    sticky, kept = on(engine)["sticky"][0], on(engine)["cache-ttl"][0]
+    sticky, kept = on(engine, "sticky")[0], on(engine, "cache-ttl")[0]
     assert sticky.turns.kv_hits < 0.8 < kept.turns.kv_hits
     assert sticky.summary.pool_tokens == kept.summary.pool_tokens == 0
 
@@ -104,7 +102,7 @@ def test_the_simulator_says_nearly_the_same_as_vllm(on):
     SGLang lets turns in later: it leaves room for much of what the trajectory may still write.
     """
     for name in NAMES:
-        (one, _), (other, _) = on("paced")[name], on("sim")[name]
+        (one, _), (other, _) = on("paced", name), on("sim", name)
         apart = 0.08 if name in POOLED else 0.01
         assert one.summary.total_time_s == pytest.approx(other.summary.total_time_s, rel=apart)
         assert one.turns.kv_hits == pytest.approx(other.turns.kv_hits, abs=0.01)
@@ -113,7 +111,7 @@ def test_the_simulator_says_nearly_the_same_as_vllm(on):
 
 @pytest.mark.parametrize("engine", PACED)
 def test_the_same_run_takes_the_same_time_again(agents, on, engine):
-    run, before = on(engine)["divided"]
+    run, before = on(engine, "divided")
     notes = Notes()
     again = simulate(agents, POLICIES["divided"], observers=[notes], engine=engine)
     assert notes.times == before.times

@@ -41,6 +41,7 @@ from seer_ray.supervisor import Started  # noqa: E402
 from seer_ray.watch import Watch  # noqa: E402
 
 from tests.support.eventually import aeventually, eventually  # noqa: E402
+from tests.support.patience import PATIENCE_S  # noqa: E402
 
 HALF = 0.5
 
@@ -254,7 +255,7 @@ def make_group(nodes):
     def make(name="", bundles=2):
         cluster.join(Settings(address=nodes.address))
         group = ray.util.placement_group([{"CPU": HALF}] * bundles, strategy="SPREAD", name=name)
-        assert group.wait(60)
+        assert group.wait(PATIENCE_S)
         made.append(group)
         return group
 

@@ -8,6 +8,8 @@ import pytest
 pytest.importorskip("ray")
 from seer_ray import supervisor
 
+from tests.support.patience import PATIENCE_S
+
 
 @pytest.fixture
 def exits(monkeypatch):
@@ -29,7 +31,7 @@ def test_a_supervisor_whose_runtime_has_ended_before_it_started_a_worker_ends_to
         supervisor.Supervisor(0.01)
 
     asyncio.run(make())
-    assert ended.wait(60)
+    assert ended.wait(PATIENCE_S)
     assert seen == [0]
 
 
@@ -40,7 +42,7 @@ def test_the_wait_is_over_once_there_is_a_worker(exits, monkeypatch):
     async def start():
         one = supervisor.Supervisor(3600.0)
         started = await one.start("/bin/true", {}, ("127.0.0.1", 9), bytes(32))
-        one._unused.join(60)  # it is over long before its time
+        one._unused.join(PATIENCE_S)  # it is over long before its time
         await one._end
         return started, one._unused.is_alive()
 

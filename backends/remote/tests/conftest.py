@@ -23,10 +23,13 @@ from seer_session.runtime import Runtime
 
 from seer_core.model import Sampling
 from seer_core.plugins.hookspecs import Startup
+from tests.support.installed import skip_without
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from server_processes import ServerProcess, vllm_server
+
+from tests.support.patience import PATIENCE_S
 
 PLAIN = Sampling()
 
@@ -41,7 +44,7 @@ class Thread:
 
     def call(self, work: Any) -> Any:
         future: Future[Any] = asyncio.run_coroutine_threadsafe(work, self.loop)
-        return future.result(30)
+        return future.result(PATIENCE_S)
 
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -103,7 +106,7 @@ def fleet_of() -> Callable[..., RemoteFleet]:
 @pytest.fixture(scope="module")
 def serve_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
     """Return a function that starts a ``vllm serve``; all are ended in the end."""
-    pytest.importorskip("vllm")
+    skip_without("vllm")
     site = tmp_path_factory.mktemp("vllm-site")
     servers: list[ServerProcess] = []
 

@@ -8,9 +8,11 @@ from seer_host.config_files import make_config
 from seer_server import make_app
 from seer_session.runtime import Runtime
 
+from tests.support.installed import skip_without
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL imports what it finds, vLLM too, which warns of much
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
-pytest.importorskip("trl")
+skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
+skip_without("trl")
 
 TOKEN = "a-secret-of-these-tests"
 PROMPTS = [[3 + (7 * i + j) % 90 for j in range(12)] for i in range(3)]

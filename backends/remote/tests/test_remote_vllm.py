@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.request
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from seer_grouped_spec.plugin import Settings as DraftSettings
@@ -19,6 +21,7 @@ from seer_core.errors import EngineError
 from seer_core.model import Sampling
 from seer_core.plugins.hookspecs import Startup
 from tests.support.eventually import eventually
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.engine
 
@@ -154,7 +157,8 @@ def test_without_pool_and_drafts_responses_are_those_of_seer_s_own_engine(
 @pytest.mark.filterwarnings("ignore")  # TRL imports what it finds, which warns of much
 def test_in_front_of_them_a_client_gets_the_tokens_of_a_server_alone(address, pair):
     """``seer serve`` takes the place of one server: TRL's own client asks either."""
-    from trl.generation.vllm_client import VLLMClient
+    with patch.dict(os.environ):  # or engines would have vLLM's variables
+        from trl.generation.vllm_client import VLLMClient
 
     prompts = [[3 + (7 * i + j) % 90 for j in range(12)] for i in range(3)]
     more = {"n": 2, "max_tokens": 40, "generation_kwargs": {"seed": 5}}
@@ -169,7 +173,7 @@ def test_in_front_of_them_a_client_gets_the_tokens_of_a_server_alone(address, pa
 
 def counted(server, name):
     """Return one of the server's own figures."""
-    with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=PATIENCE_S) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + "{"))
 

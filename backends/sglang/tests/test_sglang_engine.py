@@ -3,19 +3,18 @@
 import asyncio
 import json
 import shutil
-import subprocess
 import urllib.request
 
 import pytest
 from msgspec import structs
 from safetensors.torch import load_file
 from seer_host.shared_weights import SharedWeights
-from seer_sglang.doctor import interpreter
 from seer_worker.weights.broadcast import BroadcastWeights
 
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
 from seer_core.ports.weights import directory
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.engine
 
@@ -189,17 +188,17 @@ def test_an_aborted_chunk_is_never_answered_and_leaves_its_kv(roomy, prompts):
     assert roomy.reports[-1].kv_usage == 0
 
 
-def test_what_was_dropped_and_put_back_is_not_waited_for(models):
+def test_what_was_dropped_and_put_back_is_not_waited_for(make_fleet, models, run_in_fork):
     """A hundred tokens, eight a step: prefilled again, it would be there for longer than an engine drains."""
-    ran = subprocess.run([interpreter(), "-c", PUT_BACK, str(models[0])], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines()[-2:] == ["1 0 0", "True 0.0"]
+    printed = run_in_fork(make_fleet(models[0]).engines[0], PUT_BACK, str(models[0]))
+    assert printed[-2:] == ["1 0 0", "True 0.0"]
 
 
-def test_trees_of_one_size_have_it_in_steps_without_drafts_and_less_only_where_kv_is_short(models):
-    ran = subprocess.run([interpreter(), "-c", WIDTHS, str(models[0])], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    without, drafted = map(json.loads, ran.stdout.splitlines()[-2:])
+def test_trees_of_one_size_have_it_in_steps_without_drafts_and_less_only_where_kv_is_short(
+    make_fleet, models, run_in_fork
+):
+    printed = run_in_fork(make_fleet(models[0]).engines[0], WIDTHS, str(models[0]))
+    without, drafted = map(json.loads, printed[-2:])
     assert without[-1] == 6.0
     assert 1.0 <= without[0] < 6.0  # at the end three requests of 67 tokens leave too little
     assert drafted == [6.0]
@@ -269,7 +268,7 @@ def test_weights_by_broadcast_reach_two_instances_at_once_and_are_those_of_a_dir
 
 def test_its_own_figures_count_all_but_the_first_token_of_each_chunk(other, prompts, read_exposition):
     def decoded():
-        with urllib.request.urlopen(other.info.metrics_address, timeout=60) as answer:
+        with urllib.request.urlopen(other.info.metrics_address, timeout=PATIENCE_S) as answer:
             values, kinds = read_exposition(answer.read().decode())
         assert kinds["sglang:num_running_reqs"] == "gauge"
         tokens = values["sglang:realtime_tokens_total"]

@@ -1,10 +1,8 @@
 """An update makes SGLang of any family one that was started on the weights, and so does the way back."""
 
 import json
-import subprocess
 
 import pytest
-from seer_sglang.doctor import interpreter
 
 pytest.register_assert_rewrite("backends.tests.families")
 
@@ -86,7 +84,7 @@ print(json.dumps([reload(*case) for case in json.loads(sys.argv[1])]))
 """
 
 
-def test_what_loads_nothing_is_named_in_a_plain_model_and_in_a_quantised_one():
+def test_what_loads_nothing_is_named_in_a_plain_model_and_in_a_quantised_one(make_fleet, models, run_in_fork):
     expected = {
         (None, ""): [True] * 4,
         (None, "first.bias"): "SGLang loaded no new weights into 'first.bias'",
@@ -95,7 +93,5 @@ def test_what_loads_nothing_is_named_in_a_plain_model_and_in_a_quantised_one():
         ("w8a8_int8", "first.weight"): "SGLang loaded no new weights into 'first.weight'",
         ("w8a8_int8", "second.weight"): "SGLang loaded no new weights into layer 'second'",
     }
-    command = [interpreter(), "-c", LOSES, json.dumps([*expected])]
-    ran = subprocess.run(command, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout.splitlines()[-1]) == [*expected.values()]
+    [*_, last] = run_in_fork(make_fleet(models[0]).engines[0], LOSES, json.dumps([*expected]))
+    assert json.loads(last) == [*expected.values()]

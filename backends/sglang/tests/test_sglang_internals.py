@@ -1,7 +1,6 @@
 """The names of SGLang that the backend relies on stand in one table, are there, and are missed by name."""
 
 import re
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,12 +75,9 @@ def test_a_name_says_what_breaks_without_it():
 
 
 @pytest.fixture(scope="module")
-def sentences(models):
-    """The answers of SGLang to all attempts, by one process: to import it takes ten seconds."""
-    command = [interpreter(), "-c", REFUSED + LOOK, str(models[0])]
-    ran = subprocess.run(command, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout.splitlines()[-7:]
+def sentences(make_fleet, models, run_in_fork):
+    """The answers of SGLang to all attempts."""
+    return run_in_fork(make_fleet(models[0]).engines[0], REFUSED + LOOK, str(models[0]))[-7:]
 
 
 @pytest.mark.engine

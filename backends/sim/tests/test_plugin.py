@@ -18,6 +18,7 @@ from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.engine import EngineFleet
 from seer_core.scheduling.scheduler import Policies
+from tests.support.patience import PATIENCE_S
 
 
 def make_fleet(**settings):
@@ -191,7 +192,7 @@ def test_a_length_is_at_least_min_tokens_and_no_end_is_there_where_ends_are_igno
             groups = runtime.groups([{**each, "n": 4, "max_tokens": 3000} for each in records], iteration=0)
             return (await runtime.rollout(groups).wait()).completions
 
-    completions = asyncio.run(asyncio.wait_for(run(), 60))
+    completions = asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
     ends = {(each.group_id, each.finish_reason, len(each.token_ids)) for each in completions}
     assert {end for end in ends if end[0] == "endless"} == {("endless", "length", 3000)}
     assert "stop" in {reason for group, reason, _ in ends if group == "drawn"}

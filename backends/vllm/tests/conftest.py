@@ -19,6 +19,7 @@ from seer_worker.client.process_client import Launch
 from seer_core.plugins.hookspecs import Startup
 from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.kv import KVPool
+from tests.support.installed import skip_without
 
 BLOCK_TOKENS = 32
 KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
@@ -79,7 +80,7 @@ def pool(loop: asyncio.AbstractEventLoop) -> Iterator[KVPool]:
 @pytest.fixture(scope="session")
 def start(run_engine: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that starts instance number ``index``."""
-    pytest.importorskip("vllm")
+    skip_without("vllm")
 
     def start(
         model: Path,

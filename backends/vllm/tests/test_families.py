@@ -14,8 +14,8 @@ from bench.models import TRAINED, WAYS, FamilyRun  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
-AT_ONCE = ("Gemma-3", "Qwen3-MoE", "gpt-oss", "Qwen3, eight bits")
-"""A tied head, experts, sinks, quantised layers; test_vllm_weights.py has a plain Qwen3."""
+AT_ONCE = ("Qwen3-MoE", "gpt-oss", "Qwen3, eight bits")
+"""Experts, sinks, quantised layers; test_vllm_weights.py has a plain Qwen3 and one with a tied head."""
 ELSEWHERE = {
     "DeepSeek-V3": "latent attention (MLA) of a CPU differs between batches",
     "Nemotron-H": "the Mamba-2 mixer of this vLLM fails on a CPU (IndexError)",
@@ -43,9 +43,8 @@ def outcomes(row):
     return {way: "differ" if row[way].endswith("differ") else row[way] for way in WAYS}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[] if each == "Qwen3.5" else [pytest.mark.long]) for each in TRAINED]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_family_rolls_out_as_the_matrix_says(tmp_path, name):
     rows = {(row["engine"], row["family"]): row for row in render.results()["models"].rows}
     found = asyncio.run(FamilyRun("vllm", name, tmp_path, ()).row())

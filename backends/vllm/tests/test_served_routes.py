@@ -11,7 +11,9 @@ from seer_vllm import served_routes
 from seer_vllm.served_routes import SeerRoutes
 from seer_worker.served import CALL, INFO, Detach, ServedCall
 
-pytest.importorskip("vllm")
+from tests.support.installed import skip_without
+
+skip_without("vllm")
 
 
 class Core:

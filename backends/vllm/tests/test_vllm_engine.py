@@ -14,6 +14,7 @@ from seer_worker.kv_room import token_bytes
 from seer_core.errors import EngineError
 from seer_core.model import GroupContext, InstanceStatus, Request, Sampling
 from seer_core.ports.weights import directory
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.engine
 
@@ -219,7 +220,7 @@ def test_control_calls_are_refused_while_chunks_run(roomy, prompts, models: tupl
 
 def test_its_own_figures_count_the_tokens_that_it_writes(tight, prompts, read_exposition):
     def written():
-        with urllib.request.urlopen(tight.info.metrics_address, timeout=60) as answer:
+        with urllib.request.urlopen(tight.info.metrics_address, timeout=PATIENCE_S) as answer:
             values, kinds = read_exposition(answer.read().decode())
         assert kinds["vllm:kv_cache_usage_perc"] == "gauge"
         return sum(values["vllm:generation_tokens_total"].values())

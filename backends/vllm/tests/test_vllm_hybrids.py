@@ -46,17 +46,17 @@ def test_what_an_instance_reports_fits_and_beyond_it_a_pool_keeps_windows_of_wha
     assert sum(output.pool_tokens for outputs in rounds[1:] for output in outputs) > 0
 
 
-@pytest.mark.long
-def test_states_and_attention_of_two_ranks_move_with_a_pool(start, make_pool, tmp_path, prompts, moved):
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_states_and_attention_move_with_a_pool(start, make_pool, tmp_path, prompts, moved, ranks):
     name = "Qwen3.5"
     model = write_family(tmp_path, name, 1, TOKENIZER)
     pool = make_pool(64 << 20)
-    settings = {"dtype": FAMILIES[name].dtype, "tensor_parallel": 2, "kv_cache_bytes": 16 << 20}
+    settings = {"dtype": FAMILIES[name].dtype, "tensor_parallel": ranks, "kv_cache_bytes": 16 << 20}
     pair = [start(model, None, pool, index, **settings) for index in range(2)]
     block = pair[0].info.block_tokens
-    many = [text[: block + 1] for text in texts(prompts, 4, block + 1)]
-    expected = pair[0].whole(many, GOING_ON, 3 * block)
-    responses, rounds = moved(pair, many, GOING_ON, 3 * block, block)
+    some = [text[: block + 1] for text in texts(prompts, 2 * ranks, block + 1)]
+    expected = pair[0].whole(some, GOING_ON, (1 + ranks) * block)
+    responses, rounds = moved(pair, some, GOING_ON, (1 + ranks) * block, block)
     assert responses == expected
     for number, outputs in enumerate(rounds[1:], 2):
         assert {output.pool_tokens for output in outputs} == {number * block}

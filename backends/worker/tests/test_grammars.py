@@ -14,6 +14,7 @@ from seer_worker.sampling.grammars import Grammars, grammars_of  # noqa: E402
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
 
 from seer_core.model import StructuredOutputs  # noqa: E402
+from tests.support.patience import PATIENCE_S  # noqa: E402
 
 VOCAB, EOS = 260, 256  # the model has some rows more than the tokenizer has tokens
 SCHEMA = {
@@ -142,7 +143,7 @@ def test_a_grammar_that_takes_too_long_is_given_up_once(model_dir, monkeypatch):
 
     def compile(wanted, compiler):
         compiled.append(wanted)
-        goes_on.wait(60)
+        goes_on.wait(PATIENCE_S)
 
     monkeypatch.setattr("seer_worker.sampling.grammars.compile_form", compile)
     for _ in range(2):

@@ -10,6 +10,8 @@ from seer_worker.client.running_worker import Channel
 from seer_worker.process.serving import Link, work
 from seer_worker.wire import Telemetry
 
+from tests.support.patience import PATIENCE_S
+
 LAUNCH = Launch(
     instance="nowhere:Instance",
     settings={},
@@ -58,7 +60,7 @@ def test_a_word_spoken_while_the_engine_stops_does_not_keep_it_from_stopping(tur
         worker.word.set_result([Telemetry(0, 0, 0.0)])
         for _ in range(turns):
             await asyncio.sleep(0)
-        stopped, _ = await asyncio.wait({asyncio.create_task(client.stop())}, timeout=5)
+        stopped, _ = await asyncio.wait({asyncio.create_task(client.stop())}, timeout=PATIENCE_S)
         assert stopped
         assert worker.ended
 

@@ -14,6 +14,7 @@ from seer_worker.process.remote import connect
 from seer_worker.process.serving import Link
 from seer_worker.wire import Shutdown, Telemetry
 
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import reserved_port
 
 
@@ -23,7 +24,7 @@ def play(story):
         await port.open()
         await port.open()
         try:
-            await asyncio.wait_for(story(port), 60)
+            await asyncio.wait_for(story(port), PATIENCE_S)
         finally:
             port.close()
 

@@ -9,6 +9,7 @@ from seer_grouped_spec import _index, doctor
 from seer_grouped_spec.plugin import seer_doctor
 
 from seer_core.plugins.hookspecs import Check
+from tests.support.patience import PATIENCE_S
 
 WITHOUT = """
 import sys
@@ -33,7 +34,7 @@ def test_an_installation_that_works_is_found_to():
 
 
 def test_what_is_missing_is_reported_with_a_remedy():
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     (index,) = done.stdout.splitlines()
     assert index.startswith("False the compiled index cannot be loaded: no seer_grouped_spec._index here")

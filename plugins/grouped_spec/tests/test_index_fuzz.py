@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
+
 SOURCES = sorted((Path(__file__).parents[1] / "src").glob("*.cpp"))
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Wshadow", "-O1", "-g", "-fno-omit-frame-pointer"]
@@ -35,6 +37,6 @@ def test_nothing_reads_or_writes_out_of_bounds(fuzzer):
     # Engines that other tests have made here preload libraries, and the sanitizer has to come first.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     command = [fuzzer, str(SECONDS), "1"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     assert "operations" in done.stdout

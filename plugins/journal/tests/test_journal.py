@@ -279,7 +279,7 @@ def test_a_disk_that_hangs_is_given_up(tmp_path, monkeypatch):
     go_on = threading.Event()
     monkeypatch.setattr(seer_journal.writer, "STUCK_S", 0.05)
     with DiskJournal(tmp_path / "j") as journal:
-        monkeypatch.setattr(seer_journal.writer.os, "fdatasync", lambda file: go_on.wait(60))
+        monkeypatch.setattr(seer_journal.writer.os, "fdatasync", lambda file: go_on.wait(PATIENCE_S))
         chunk(journal, "a/0", 0, [7])
         asyncio.run(journal.synced())
         assert journal.failed == "the disk has taken nothing for 0.05 s"
@@ -390,7 +390,7 @@ def test_a_wait_that_is_cancelled_just_as_it_ends_is_cancelled(tmp_path, monkeyp
         go_on.set()
 
     with DiskJournal(tmp_path / "j") as journal:
-        monkeypatch.setattr(seer_journal.writer.os, "fdatasync", lambda file: go_on.wait(60))
+        monkeypatch.setattr(seer_journal.writer.os, "fdatasync", lambda file: go_on.wait(PATIENCE_S))
         asyncio.run(wait(journal))
 
 

@@ -27,6 +27,7 @@ from seer_core.model.events import (
     InstanceStopped,
     ResumedResponse,
 )
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import reserved_port
 
 
@@ -108,7 +109,7 @@ def served(port, read_exposition):
     """Return a function that reads what this process serves there."""
 
     def served():
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
             return read_exposition(answer.read().decode())[0]
 
     return served
@@ -137,7 +138,7 @@ def test_a_run_serves_its_figures_and_a_comparison_those_of_its_latest_arm(
 
 def test_the_address_of_an_engine_s_own_figures_is_named_while_the_instance_is_up(port, served):
     def targets():
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/targets", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/targets", timeout=PATIENCE_S) as answer:
             assert answer.headers["Content-Type"] == "application/json"
             return json.load(answer)
 

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from seer_client import Client, ClientError
 
+from tests.support.patience import PATIENCE_S
+
 CONFIG = """
 [seer]
 plugins = ["divided_rollout"]
@@ -38,7 +40,7 @@ def start(tmp_path):
     yield run
     for process in processes:
         process.kill()
-        process.wait(60)
+        process.wait(PATIENCE_S)
         process.stderr.close()
 
 
@@ -52,9 +54,9 @@ def test_a_server_that_is_killed_is_one_error_and_gives_the_same_when_it_is_back
             with pytest.raises(ClientError, match="no prompt yet"):
                 client.rollout_row("b", 0)
             process.kill()
-            process.wait(60)
+            process.wait(PATIENCE_S)
             with pytest.raises(ClientError, match="was lost"):
-                waiting.result(60)
+                waiting.result(PATIENCE_S)
         with pytest.raises(ClientError, match="no server can be reached"):
             client.state()
     process, url = start()

@@ -174,7 +174,7 @@ def answered_or_ended(url, process):
 
 def answers(url):
     try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+        return httpx.get(f"{url}/health", timeout=PATIENCE_S).status_code == 200
     except httpx.TransportError:
         return False
 

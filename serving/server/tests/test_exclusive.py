@@ -8,6 +8,8 @@ from seer_server.broker import RolloutBroker
 from seer_server.control import Control
 from seer_server.http import Refused
 
+from tests.support.patience import PATIENCE_S
+
 
 class Open:
     """A rollout with an unfinished response."""
@@ -62,4 +64,4 @@ async def story(ticks, quiet_first):
 @pytest.mark.parametrize("quiet_first", [True, False])
 @pytest.mark.parametrize("ticks", range(6))
 def test_whenever_a_waiting_client_goes_the_engines_are_released(ticks, quiet_first):
-    asyncio.run(asyncio.wait_for(story(ticks, quiet_first), 60))
+    asyncio.run(asyncio.wait_for(story(ticks, quiet_first), PATIENCE_S))

@@ -19,6 +19,7 @@ from seer_server.tokens import own_token, read_token
 
 from seer_core.errors import ConfigError
 from tests.support.eventually import eventually
+from tests.support.patience import PATIENCE_S
 
 CONFIG = """
 [seer]
@@ -60,13 +61,15 @@ def start(tmp_path):
     yield run
     for process in processes:
         process.kill()
-        process.wait(60)
+        process.wait(PATIENCE_S)
         process.stderr.close()
 
 
 def ask(url):
     body = {"prompt": "a", "n": 2, "group": "g", "return_token_ids": True}
-    return httpx.post(f"{url}/v1/completions", json=body, headers=bearer(url), timeout=60).json()["choices"]
+    return httpx.post(f"{url}/v1/completions", json=body, headers=bearer(url), timeout=PATIENCE_S).json()[
+        "choices"
+    ]
 
 
 def half_a_request(url):
@@ -85,11 +88,11 @@ def test_a_server_that_was_killed_gives_the_same_when_it_is_back_and_ends_in_ord
     process, url = start("--port", "0")
     first = ask(url)
     process.kill()
-    process.wait(60)
+    process.wait(PATIENCE_S)
     process, url = start("--port", "0")
     assert ask(url) == first
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+    assert process.wait(PATIENCE_S) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 def test_a_terminal_that_closes_ends_it_in_order(start):
@@ -99,7 +102,7 @@ def test_a_terminal_that_closes_ends_it_in_order(start):
         ask(url)
         process.send_signal(signal.SIGHUP)
         rest = process.stderr.read()
-    assert process.wait(60) == 0
+    assert process.wait(PATIENCE_S) == 0
     assert "Application shutdown complete" in rest
     assert "Traceback" not in rest
 
@@ -110,7 +113,7 @@ def test_a_taken_port_is_reported_before_engines_start(start):
         with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is taken; give another one: --port"):
             _bind("127.0.0.1", port)
         process, url = start("--port", str(port))
-        assert (url, process.wait(60)) == ("", 2)
+        assert (url, process.wait(PATIENCE_S)) == ("", 2)
 
 
 def test_it_ends_though_a_client_never_comes_to_an_end(start):
@@ -119,7 +122,7 @@ def test_it_ends_though_a_client_never_comes_to_an_end(start):
         client.sendall(half_a_request(url))
         ask(url)  # so the server has seen what came before
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+        assert process.wait(PATIENCE_S) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 def test_a_second_ctrl_c_gives_up_what_is_unfinished_and_ends_in_order_all_the_same(start):
@@ -131,7 +134,7 @@ def test_a_second_ctrl_c_gives_up_what_is_unfinished_and_ends_in_order_all_the_s
         wait_for(process, "Waiting for connections to close")
         process.send_signal(signal.SIGINT)
         wait_for(process, "Application shutdown complete")
-        process.wait(60)
+        process.wait(PATIENCE_S)
 
 
 def wait_for(process, words):
@@ -212,7 +215,7 @@ def test_what_is_no_http_is_refused_and_leaves_nothing_in_the_log(start):
 
 def test_it_lets_no_other_machine_in_without_a_token(start, tmp_path):
     process, url = start("--host", "0.0.0.0", "--port", "0")
-    assert (url, process.wait(60)) == ("", 2)
+    assert (url, process.wait(PATIENCE_S)) == ("", 2)
     (tmp_path / "token").write_text("short\n")
     with pytest.raises(ConfigError, match="16 ASCII characters"):
         read_token(tmp_path / "token")
@@ -243,30 +246,30 @@ def test_a_server_makes_a_token_that_its_user_alone_can_read_and_each_start_a_ne
     assert path.name == f"{port}.token"
     assert (path.stat().st_mode & 0o777, runtime_dir.stat().st_mode & 0o777) == (0o600, 0o700)
     for path_of in ("/v1/completions", "/v1/weights", "/v1/sleep"):
-        assert httpx.post(f"{url}{path_of}", json={}, timeout=60).status_code == 401
-    assert httpx.get(f"{url}/v1/models", timeout=60).status_code == 401
-    assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+        assert httpx.post(f"{url}{path_of}", json={}, timeout=PATIENCE_S).status_code == 401
+    assert httpx.get(f"{url}/v1/models", timeout=PATIENCE_S).status_code == 401
+    assert httpx.get(f"{url}/health", timeout=PATIENCE_S).status_code == 200
     first, before = ask(url), path.read_text()
     process.kill()
-    process.wait(60)
+    process.wait(PATIENCE_S)
     process, url = start("--port", str(port))
     assert own_token(port)[0] == path.read_text().strip() != before.strip()
     assert ask(url) == first
     stolen = {"Authorization": f"Bearer {before.strip()}"}
-    assert httpx.get(f"{url}/v1/state", headers=stolen, timeout=60).status_code == 401
+    assert httpx.get(f"{url}/v1/state", headers=stolen, timeout=PATIENCE_S).status_code == 401
 
 
 def test_completions_may_be_open_and_what_commands_the_engines_is_not(start, runtime_dir, tmp_path):
     _, url = start("--port", "0", "--open-completions")
     body = {"prompt": "a", "max_tokens": 2}
-    assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
-    assert httpx.get(f"{url}/v1/models", timeout=60).status_code == 200
+    assert httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S).status_code == 200
+    assert httpx.get(f"{url}/v1/models", timeout=PATIENCE_S).status_code == 200
     page = {"Origin": "https://a.example"}
-    assert httpx.post(f"{url}/v1/completions", json=body, headers=page, timeout=60).status_code == 403
+    assert httpx.post(f"{url}/v1/completions", json=body, headers=page, timeout=PATIENCE_S).status_code == 403
     for method, path in (("POST", "weights"), ("PUT", "weights"), ("POST", "sleep"), ("GET", "state")):
-        assert httpx.request(method, f"{url}/v1/{path}", timeout=60).status_code == 401
+        assert httpx.request(method, f"{url}/v1/{path}", timeout=PATIENCE_S).status_code == 401
     asked = {"directory": str(tmp_path)}
-    answer = httpx.post(f"{url}/v1/weights", json=asked, headers=bearer(url), timeout=60)
+    answer = httpx.post(f"{url}/v1/weights", json=asked, headers=bearer(url), timeout=PATIENCE_S)
     assert answer.status_code == 403
     assert "start it with --weights-root, or send the weights" in answer.json()["error"]["message"]
 
@@ -280,7 +283,9 @@ def test_weights_are_loaded_from_below_the_roots_alone(start, runtime_dir, tmp_p
 
     def status(directory):
         asked = {"directory": str(directory)}
-        return httpx.post(f"{url}/v1/weights", json=asked, headers=bearer(url), timeout=60).status_code
+        return httpx.post(
+            f"{url}/v1/weights", json=asked, headers=bearer(url), timeout=PATIENCE_S
+        ).status_code
 
     assert status(elsewhere) == status(roots / "link") == status(roots / ".." / "elsewhere") == 403
     assert status(roots) != 403
@@ -304,7 +309,7 @@ def test_its_page_shows_what_it_serves_and_ends_with_it(start):
     process, url = start("--port", "0", "--open-completions", "--dashboard")
     page = re.fullmatch(r"(http://[^/]*)/\?token=(.*)", process.dashboard)
     body = {"prompt": "how far", "n": 3, "max_tokens": 20}
-    assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+    assert httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S).status_code == 200
 
     def served():
         runs = httpx.get(f"{page[1]}/figures", headers={"X-Seer-Token": page[2]}).json()["runs"]
@@ -313,6 +318,6 @@ def test_its_page_shows_what_it_serves_and_ends_with_it(start):
     runs = eventually(served)
     assert [run["name"] for run in runs] == ["now"]
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
+    assert process.wait(PATIENCE_S) == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{page[1]}/figures")

@@ -9,6 +9,7 @@ from seer_rl.config import load_training
 from training_runs import RecordingListener, fail, read_metrics, reproducible, run
 
 from seer_core.errors import InputError, OutputError
+from tests.support.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_a_checkpoint_is_written_while_the_next_rollout_goes_on(config, tmp_path
 
     def slow(self, directory):
         if self._updates == 1:
-            waited.append(rolling.wait(60))
+            waited.append(rolling.wait(PATIENCE_S))
         save(self, directory)
 
     monkeypatch.setattr(TorchTrainer, "save", slow)

@@ -164,7 +164,7 @@ def test_a_rank_of_megatron_that_dies_during_a_rollout_ends_it(config, tmp_path,
 
     def lose_a_rank():
         os.kill(ranks[0].pids[0], signal.SIGKILL)
-        assert stopped.wait(60)
+        assert stopped.wait(PATIENCE_S)
 
     monkeypatch.setattr(MegatronTrainer, "__enter__", keep)
     monkeypatch.setattr(SimEngine, "stop", note)

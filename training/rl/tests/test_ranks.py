@@ -9,6 +9,8 @@ from seer_rl.errors import TrainError
 from seer_rl.rank_messages import Train
 from seer_rl.ranks import Ranks
 
+from tests.support.patience import PATIENCE_S
+
 HALF = """
 import os, sys, time
 
@@ -34,7 +36,7 @@ def test_a_rank_that_dies_between_two_questions_is_reported_and_the_others_end_i
         ranks.when_lost(reported.put)
         os.kill(ranks.pids[1], signal.SIGKILL)
         assert "rank 1 of the trainer was killed by SIGKILL; go on with --resume" in str(
-            reported.get(timeout=60)
+            reported.get(timeout=PATIENCE_S)
         )
     finally:
         ranks.close()

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import training_runs
-from mlflow.tracking import MlflowClient
 from seer_rl.trackers import Trackers, points
 from structlog.testing import capture_logs
 
@@ -123,6 +122,8 @@ def test_weights_and_biases_gets_every_iteration_once_also_after_going_on(config
 @pytest.fixture
 def mlflow(tmp_path, monkeypatch):
     """MLflow's client, on a store in files."""
+    from mlflow.tracking import MlflowClient
+
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
