@@ -4,9 +4,9 @@ pytest reports such an error with the test during which it came up.  An object i
 the garbage collector next runs, and a fixture's value after the test's last phase, so that was often another
 test.  Here garbage is collected after each test, in the same step, while its own warning filters hold.
 Objects from before the first test are left out, and later those that made a collection slow; without
-them it takes milliseconds.  Errors about these appear at the end of the run, which they fail.  What is left
-out stays in memory if it is in a cycle, so everything is collected behind a file that has cost much memory,
-and what has been freed goes back to the system.
+them it takes a few milliseconds.  Errors about these appear at the end of the run, which they fail.  What
+is left out stays in memory if it is in a cycle, so everything is collected behind a file that has cost much
+memory, and what has been freed goes back to the system.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from _pytest.unraisableexception import collect_unraisable
 
 from tests.harness import verdict
 
-SLOW_S = 0.02
+SLOW_S = 0.005
 """A collection that computes for longer leaves out what it has found in use from then on."""
 
 MUCH_BYTES = 256 << 20

@@ -1,9 +1,13 @@
 """Each process records what its tests cost, and a script prints one table of it."""
 
+import importlib.machinery
+import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 
+SCRIPT = Path(__file__).parents[2] / "scripts" / "test-costs"
 CLIENT = """
 class ProcessClient:
     async def _open(self, start):
@@ -57,3 +61,54 @@ def test_each_test_has_its_seconds_and_the_engines_that_it_has_started(run_tests
     two, none = costs["test_it.py::test_starts_two"], costs["test_it.py::test_starts_none"]
     assert (two["engines"], two["imports"]) == (2, 1)
     assert not {"engines", "imports"} & none.keys()
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """The script, on records and a table below ``tmp_path``."""
+    loader = importlib.machinery.SourceFileLoader("test_costs_script", str(SCRIPT))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("test_costs_script", loader))
+    loader.exec_module(module)
+    for name, path in (("ROOT", "."), ("RECORDS", "records"), ("STORED", "seconds.toml")):
+        monkeypatch.setattr(module, name, tmp_path / path)
+    module.RECORDS.mkdir()
+    return module
+
+
+def test_the_table_of_long_files_is_of_the_last_whole_gate_and_keeps_other_files(script, tmp_path):
+    def record(name, **seconds):
+        lines = [
+            json.dumps({"test": f"tests/{file}.py::test_it", "seconds": each})
+            for file, each in seconds.items()
+        ]
+        (script.RECORDS / f"{name}.jsonl").write_text("\n".join(lines))
+
+    (tmp_path / "tests").mkdir()
+    for name in ("a", "b", "of_the_rest", "short"):
+        (tmp_path / "tests" / f"{name}.py").touch()
+    before = {"of_the_rest": 70, "a": 3, "gone": 9, "short": 8}
+    script.STORED.write_text("".join(f'"tests/{name}.py" = {each}\n' for name, each in before.items()))
+    assert script.main(["--store"]) == 1
+    record("100-1-gate-5", a=30.0, b=40.0)
+    record("200-1-gate-9", a=10.2)
+    record("200-2-gate-9", b=20.0, short=1.0)
+    record("300-1", a=99.0)  # of a run of one file
+    assert script.main(["--store"]) == 0
+    lines = script.STORED.read_text().splitlines()
+    assert [line for line in lines if line and line[0] != "#"] == [
+        '"tests/of_the_rest.py" = 70',
+        '"tests/b.py" = 20',
+        '"tests/a.py" = 10',
+    ]
+
+
+def test_a_whole_run_of_the_gate_has_one_name_in_all_its_processes(run_tests, tmp_path):
+    settings = "[pytest]\nfilterwarnings = error\ntestpaths = .\n"
+    option = "def pytest_addoption(parser):\n    parser.addoption('--gate', action='store_true')\n"
+    (tmp_path / "pytest.ini").write_text(settings)
+    tests = {"test_a": "def test_a(): pass", "test_b": "def test_b(): pass", "conftest": option}
+    run_tests(["costs"], "-p", "xdist", "-n", "2", "--gate", **tests)
+    run_tests(["costs"], "-p", "xdist", "-n", "2", "--gate", "test_a.py", **tests)
+    runs = [path.stem.partition("-gate-")[2] for path in (tmp_path / "build/test-costs").glob("*.jsonl")]
+    assert len(runs) in (2, 3)  # both tests may have gone to one process
+    assert len({*runs} - {""}) == 1

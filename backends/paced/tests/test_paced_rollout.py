@@ -96,6 +96,12 @@ def roll_out(engine="paced", observer=None, attempts=3, drafter=(), **settings):
     return result
 
 
+@pytest.fixture(scope="module")
+def plain():
+    """A rollout in which nothing happens, on paced engines."""
+    return roll_out()
+
+
 def tokens_of(result):
     return {each.request_id: each.token_ids.tolist() for each in result.completions}
 
@@ -110,10 +116,10 @@ def test_the_same_run_has_the_same_trace_and_the_simulator_s_tokens():
     assert tokens_of(first) == tokens_of(simulated) == tokens_of(second)
 
 
-def test_a_killed_instance_costs_time_and_no_token():
+def test_a_killed_instance_costs_time_and_no_token(plain):
     result = roll_out(kill_at_s=[{"instance": "paced-0", "at_s": 0.2, "restart_after_s": 0.2}])
     assert result.summary.instances_lost == 1
-    assert tokens_of(result) == tokens_of(roll_out())
+    assert tokens_of(result) == tokens_of(plain)
 
 
 def shifted(blocks):
@@ -139,10 +145,10 @@ def test_a_load_that_is_not_what_was_computed_is_noticed(monkeypatch, damage):
     assert any("does not hold the KV of its text" in line for line in trace.lines)
 
 
-def test_steps_go_on_while_a_request_waits_for_its_kv():
+def test_steps_go_on_while_a_request_waits_for_its_kv(plain):
     slow = {"moves": {"latency_s": 0.05, "bandwidth_bytes_per_s": 1e9}}
     stopping, waiting = roll_out(**slow), roll_out(**slow, awaited_kv_bytes=0)
-    assert tokens_of(waiting) == tokens_of(stopping) == tokens_of(roll_out())
+    assert tokens_of(waiting) == tokens_of(stopping) == tokens_of(plain)
     assert waiting.summary.pool_tokens > 0
     assert waiting.summary.total_time_s < stopping.summary.total_time_s
 

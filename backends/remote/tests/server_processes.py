@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import reserved_port
 
 __all__ = ["ServerProcess", "vllm_server"]
@@ -52,7 +53,7 @@ class ServerProcess:
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}{self._ready}", timeout=5):
+            with urllib.request.urlopen(f"{self.url}{self._ready}", timeout=PATIENCE_S):
                 return True
         except OSError:
             return False
