@@ -2,14 +2,13 @@
 
 import hashlib
 
+import attrs
 import msgspec
 import numpy as np
-from scripted import Scripted, output, token_at
-from seer_worker.process.place import node_name
-from seer_worker.process.stores import STORE, FailsafeStore
-from seer_worker.wire import Degraded, Finished
-
-from seer_core.ports.kv import StoreContext
+from scripted import Scripted, token_at
+from seer_worker.process.account import RequestStats
+from seer_worker.process.pooling import PooledRequests
+from seer_worker.process.stores import FailsafeStore
 
 BLOCK_TOKENS = 16
 BLOCK_BYTES = 4096
@@ -23,19 +22,15 @@ class Pooled(Scripted):
         self.info = msgspec.structs.replace(
             self.info, prefill_s_per_token=1e-3, fetch_s_per_token=1e-4, kv_kind="pooled"
         )
-        self._flaws = []
         self._store = FailsafeStore(None)
-        if start.store is not None:
-            host = StoreContext(
-                self.info.id, BLOCK_BYTES, BLOCK_TOKENS, self._report, node_name(), start.address
-            )
-            self._store = FailsafeStore(
-                STORE.make(start.store.path, start.store.settings, host), self._report
-            )
         self._begun = {}
 
-    def submit(self, job):
-        super().submit(job)
+    def share_kv(self, open_store, report):
+        self._store = FailsafeStore(open_store(BLOCK_BYTES, BLOCK_TOKENS), report)
+        return PooledRequests(self._store, BLOCK_BYTES)
+
+    def submit(self, job, salt):
+        super().submit(job, salt)
         keys = keys_of(job.token_ids)
         found = np.empty((self._store.find(keys) if keys else 0, BLOCK_BYTES), np.uint8)
         found = found[: self._store.get(keys[: len(found)], found)]
@@ -46,16 +41,14 @@ class Pooled(Scripted):
     def step(self):
         ended = []
         for each in super().step():
-            job, pooled, digest = self._begun.pop(each.output.job_id)
+            job, pooled, digest = self._begun.pop(each.job_id)
             at = len(job.token_ids)
             tokens = [
                 token_at(f"{job.seed}/{digest}", at + number) for number in range(1, job.max_tokens + 1)
             ]
             self._save(keys_of([*job.token_ids, *tokens]))
-            chunk = msgspec.structs.replace(
-                output(job, tokens), pool_tokens=pooled, prefilled_tokens=at - pooled
-            )
-            ended.append(Finished(chunk))
+            account = RequestStats(at - pooled + len(tokens) - 1, pooled)
+            ended.append(attrs.evolve(each, token_ids=tokens, account=account))
         return ended
 
     def _save(self, keys):
@@ -64,28 +57,10 @@ class Pooled(Scripted):
             blocks = np.stack([kv_of(keys[number]) for number in lacking])
             self._store.ask(lambda store: store.put([keys[number] for number in lacking], blocks), None)
 
-    def abort(self, job_id):
-        super().abort(job_id)
-        del self._begun[job_id]
-
-    def forget_group(self, group_id):
-        pass
-
-    def receive_pool_message(self, message):
-        self._store.receive(message)
-
-    def take_pool_message(self):
-        return self._store.take_message()
-
-    def degradations(self):
-        flaws, self._flaws = self._flaws, []
-        return [Degraded("kv_pool", flaw) for flaw in flaws]
-
-    def close(self):
-        self._store.ask(lambda store: store.close(), None)
-
-    def _report(self, reason):
-        self._flaws.append(reason)
+    def abort(self, job_ids):
+        super().abort(job_ids)
+        for job_id in job_ids:
+            del self._begun[job_id]
 
 
 def keys_of(tokens):

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from seer_host.config_files import make_config
 from seer_server import make_app
 from seer_session.runtime import Runtime
 from seer_testing import EngineContract
-
-from seer_core.plugins.config import make_config
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 
