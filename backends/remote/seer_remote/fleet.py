@@ -147,8 +147,10 @@ class RemoteFleet:
             dialect = self._make(connection)
             try:
                 await dialect.facts()
-            except (Unreachable, RefusedCall, Malformed):
+            except BaseException as error:
                 await connection.close()
+                if not isinstance(error, Unreachable | RefusedCall | Malformed):
+                    raise
             else:
                 return dialect
         return None
