@@ -35,7 +35,7 @@ def test_trl_s_client_gets_the_answers_of_a_server_alone(clients, models):
     assert client.model == alone.model == str(models[0])
     assert client.get_world_size() == 2
     assert client.get_server_info()["model_config"] == alone.get_server_info()["model_config"]
-    for more in ({"n": 2}, {"top_p": 0.8, "top_k": 20}):
+    for more in ({"n": 2}, {"top_p": 0.8, "top_k": 20}, {"structured_outputs_regex": "(w5|w6|w7)+"}):
         asked = more | {"max_tokens": 40, "generation_kwargs": {"seed": 5}}
         found, wanted = (each.generate(PROMPTS, **asked) for each in clients)
         assert flat(found.pop("logprobs")) == pytest.approx(flat(wanted.pop("logprobs")), abs=1e-4)
