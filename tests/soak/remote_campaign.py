@@ -293,7 +293,7 @@ class RemoteCampaign:
                 token_file=str(token),
                 poll_s=0.1,
                 silence_timeout_s=20.0,
-                connect_timeout_s={"stand-in": 2.0, "vllm": 15.0}[self.engine],
+                connect_timeout_s=15.0,
             )
             await self._play(settings)
         finally:

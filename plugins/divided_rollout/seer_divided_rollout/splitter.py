@@ -67,7 +67,8 @@ class AffordableChunks(Splitter):
     2 K r counts.
 
     The next chunk of a response may be late, as on a server behind HTTP.  Its KV waits meanwhile, and so do
-    as many tokens as steps pass: ``MOST_GAPS`` of the chunk's at most.
+    as many tokens as steps pass: ``MOST_GAPS`` of the chunk's at most.  That counts where a move is cheap.
+    Elsewhere room stays free for each chunk to grow by others of its length, which costs more than gaps.
     """
 
     def __init__(self) -> None:
@@ -119,7 +120,8 @@ class AffordableChunks(Splitter):
         capacities = [info.kv_capacity_tokens for info in infos]
         self._block = max(info.block_tokens for info in infos)
         self._most = min(capacities)
-        self._least = fmean(info.chunk_gap_s / (info.step_s or STEP_S) for info in infos) / MOST_GAPS
+        gaps = ((1 - info.move_cost) * info.chunk_gap_s / (info.step_s or STEP_S) for info in infos)
+        self._least = fmean(gaps) / MOST_GAPS
         self._square = fmean(2 * kv * cost for kv, (cost, _) in zip(capacities, costs, strict=True))
         self._square_per_token = fmean(2 * kv * cost for kv, (_, cost) in zip(capacities, costs, strict=True))
 

@@ -121,7 +121,9 @@ def test_chunks_are_finer_where_kv_is_scarce_and_coarser_where_a_move_is_dear():
 
 
 def test_chunks_are_a_hundred_times_as_long_as_the_gaps_between_them():
-    late = msgspec.structs.replace(INFO, chunk_gap_s=100e-3)  # five steps of 20 ms
+    late = msgspec.structs.replace(INFO, chunk_gap_s=100e-3, fetch_s_per_token=0.0)  # five steps of 20 ms
+    apart = msgspec.structs.replace(late, fetch_s_per_token=None)
+    assert splitter_on(apart).length(0) == 320
     assert splitter_on(INFO).length(0) == 320
     assert splitter_on(late).length(0) == pytest.approx(500, abs=8)
     assert splitter_on(late).length(1 << 17) == splitter_on(INFO).length(1 << 17)
