@@ -13,10 +13,12 @@ from seer_host.config_files import Config, RolloutTable, load_config
 from seer_host.text import text_before_stop
 from seer_host.weight_copies import NO_COPY, WeightCopies
 
-from seer_core.errors import ConfigError
+from seer_core.error_origin import shown
+from seer_core.errors import ConfigError, InputError
 from seer_core.model import PromptGroup, Sampling, WrittenResponse
 from seer_core.plugins.config import SeerTable
 from seer_core.plugins.slots import Assembly
+from seer_core.ports.contracts import flaw_of
 from seer_core.ports.environment import Environment
 from seer_core.ports.extension import MakeExtender
 from seer_core.ports.policy import Observer
@@ -171,7 +173,10 @@ class Runtime(Driver):
 
         Raises:
             SeerError: something else is under way, the instances sleep, or the last rollout failed midway.
+            InputError: the journal or the environment is none.
         """
+        _require("environment", environment, Environment, "an object with a method step")
+        _require("journal", journal, Journal, "one of seer-journal, such as DiskJournal('out/journal')")
         made = self._extender_of(make_extender, environment)
         tally = Tally(
             self.clock.now(),
@@ -214,3 +219,9 @@ class Runtime(Driver):
         return partial(
             EnvironmentCalls, environment, self.settings.turns, self.clock, self.model, self.tokenizer
         )
+
+
+def _require(name: str, given: object, protocol: type, remedy: str) -> None:
+    """Raise InputError if something is given that lacks what the runtime will call."""
+    if given is not None and (flaw := flaw_of(given, protocol)):
+        raise InputError(f"{name} is {shown(given)}, which is no {protocol.__name__}: {flaw}; give {remedy}")

@@ -80,6 +80,12 @@ def dashboard():
         yield dashboard
 
 
+@pytest.mark.parametrize("port", [-1, 99_999])
+def test_a_port_that_there_is_not_is_refused(port):
+    with pytest.raises(OutputError, match=f"cannot listen on port {port}; name one from 0 to 65535"):
+        Dashboard("a run", port)
+
+
 def test_a_late_viewer_sees_everything_so_far(dashboard, capsys):
     observer = dashboard.watch("mine")
     viewer = Viewer(dashboard.address)

@@ -131,6 +131,21 @@ def test_errors_come_out_as_they_are_and_the_session_goes_on(config):
         assert session.rollout(RECORDS).summary.requests == 5
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"journal": "out/journal"}, "journal is 'out/journal', which is no Journal: it lacks"),
+        ({"environment": object()}, "which is no Environment: it lacks step; give an object with"),
+    ],
+    ids=["journal", "environment"],
+)
+def test_a_thing_of_another_kind_is_refused_in_a_sentence(config, given, sentence):
+    with Session(config) as session:
+        with pytest.raises(SeerError, match=sentence):
+            session.rollout(RECORDS, **given)
+        assert session.rollout(RECORDS).completions
+
+
 def test_after_a_rollout_that_failed_midway_a_session_is_renewed_and_goes_on(config, monkeypatch):
     from seer_divided_rollout.splitter import AffordableChunks
 

@@ -30,6 +30,7 @@ from seer_core.ports.policy import Observer
 __all__ = ["Dashboard"]
 
 HOST = "127.0.0.1"
+LAST_PORT = 65_535
 LEAST_AGE_S = 1.0
 COST_SHARE = 0.01
 """Figures are made anew only after so long that making them takes this part of the time."""
@@ -47,7 +48,7 @@ class Dashboard:
     ``feeds``, and those that ``watch`` adds.
 
     Raises:
-        OutputError: the port is taken.
+        OutputError: the port is taken, or is none.
     """
 
     def __init__(
@@ -64,6 +65,8 @@ class Dashboard:
         self._figures = b""
         self._made_at = -1e9
         self._cost_s = 0.0
+        if not 0 <= port <= LAST_PORT:
+            raise OutputError(f"the dashboard cannot listen on port {port}; name one from 0 to {LAST_PORT}")
         try:
             self._server = ViewerPort(HOST, port, _handler(self), "seer-dashboard")
         except OSError as error:

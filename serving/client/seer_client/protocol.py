@@ -208,7 +208,16 @@ def without_none(**fields: Any) -> dict[str, Any]:
 
 
 def plain(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return records whose token ids are lists of Python's own numbers, from any kind of array."""
+    """Return records whose token ids are lists of Python's own numbers, from any kind of array.
+
+    Raises:
+        ClientError: they are no list of objects.
+    """
+    records = list(records) if isinstance(records, Iterable) else [records]
+    if wrong := [each for each in records if not isinstance(each, Mapping)]:
+        raise ClientError(
+            f"{wrong[0]!r:.100} is no record; give a list of objects, such as [{{'prompt': 'x'}}]"
+        )
     return [
         {name: plain_ids(value) if name == "prompt_token_ids" else value for name, value in each.items()}
         for each in records

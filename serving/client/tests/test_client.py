@@ -10,6 +10,7 @@ from contextlib import aclosing, contextmanager
 import httpx
 import pytest
 from seer_client import AsyncClient, Client, ClientError, Completion
+from seer_client.protocol import plain
 from seer_session.runtime import Runtime
 
 from seer_core.errors import EngineError
@@ -119,6 +120,14 @@ def test_groups_wait_for_the_others_prompts_and_not_for_ever(serve_by_hand, play
 
 
 # What is refused.
+
+
+@pytest.mark.parametrize("records", ["x", {"prompt": "x"}, [3], None])
+def test_records_are_objects(records):
+    with pytest.raises(
+        ClientError, match=r"is no record; give a list of objects, such as \[{'prompt': 'x'}\]"
+    ):
+        plain(records)
 
 
 def test_an_address_is_a_url_with_or_without_what_openais_client_needs(serve, connect):
