@@ -160,7 +160,7 @@ def read(directory: Path) -> Contents:
     """
     contents = Contents()
     for path in sorted(directory.glob(f"*{SUFFIX}")):
-        if not path.stem.isdecimal():
+        if not path.stem.isdecimal() or not path.is_file():
             raise InputError(f"{path} is no file of a journal; take it out of the directory")
         contents.number = int(path.stem)
         _read_file(path, contents)

@@ -217,6 +217,10 @@ def test_files_of_another_run_or_form_are_refused(tmp_path, directory):
     (directory / "000009.journal").rename(directory / "nine.journal")
     with pytest.raises(InputError, match=r"nine\.journal is no file of a journal"):
         DiskJournal(directory)
+    (directory / "nine.journal").unlink()
+    os.mkfifo(directory / "000009.journal")  # reading it would wait for ever
+    with pytest.raises(InputError, match=r"000009\.journal is no file of a journal"):
+        DiskJournal(directory)
 
 
 def test_a_newer_form_is_refused(tmp_path, monkeypatch):
