@@ -1,4 +1,7 @@
-"""Scratch directories: removed by the process that made them, or by the next one if that was killed."""
+"""Scratch directories: removed by the process that made them, or by the next one if that was killed.
+
+Shared memory that engines name after their directory, as vLLM's ranks on a CPU do, goes with it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ __all__ = ["Scratch"]
 
 LEFT_OVER_S = 60.0
 """Age from which an unlocked directory belongs to a process that was killed, and is not just being made."""
+SHARED_MEMORY = Path("/dev/shm")
 
 
 class Scratch:
@@ -32,16 +36,23 @@ class Scratch:
                 status = other.lstat()
                 if status.st_uid == os.getuid() and time.time() - status.st_mtime > LEFT_OVER_S:
                     os.close(_locked(other))
-                    shutil.rmtree(other, ignore_errors=True)
+                    _remove(other)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         self._lock: int | None = _locked(self.path)
 
     def close(self) -> None:
         """Remove the directory.  Idempotent."""
         if self._lock is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
+            _remove(self.path)
             os.close(self._lock)
             self._lock = None
+
+
+def _remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    for memory in SHARED_MEMORY.glob(f"{directory.name}-*"):
+        with suppress(OSError):  # another user's, or a directory
+            memory.unlink()
 
 
 def _locked(directory: Path) -> int:

@@ -38,3 +38,22 @@ def test_directories_of_other_names_and_links_are_left_alone(tmp_path):
     os.utime(tmp_path / "mine-link", (0, 0), follow_symlinks=False)
     Scratch("mine-", tmp_path).close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "mine-link", "other-1"]
+
+
+def test_shared_memory_that_is_named_after_a_directory_goes_with_it(tmp_path, monkeypatch):
+    memory = tmp_path / "shm"
+    memory.mkdir()
+    monkeypatch.setattr("seer_host.scratch.SHARED_MEMORY", memory)
+    place = tmp_path / "scratch"
+    closed, killed = Scratch("mine-", place), place / "mine-killed"
+    killed.mkdir()
+    os.utime(killed, (0, 0))
+    for name in (
+        f"{closed.path.name}-tp:0-[0-1]-cpushm_0",
+        "mine-killed-tp:0-[0-1]-cpushm_1",
+        "mine-other-1",
+    ):
+        (memory / name).touch()
+    Scratch("mine-", place).close()
+    closed.close()
+    assert [path.name for path in memory.iterdir()] == ["mine-other-1"]

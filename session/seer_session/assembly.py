@@ -12,7 +12,7 @@ from msgspec import Struct
 from seer_host.config_files import Config
 from seer_host.discovery import REMEDIES, offered
 
-from seer_core.error_origin import describe_error
+from seer_core.error_origin import describe_error, is_ctrl_c
 from seer_core.errors import ConfigError, PluginError, printable, quote
 from seer_core.model.sampling import Sampling, SamplingChoice
 from seer_core.plugins.config import LONGEST_NAME, nearest, structure
@@ -109,7 +109,9 @@ def load(name: str, table: Mapping[str, Any] | None, where: str, *, used: bool =
     point = _entry_point(name, where)
     try:
         namespace = point.load()
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise PluginError(
             f"plug-in {name!r} cannot be imported: {describe_error(error, point.module)};"
             f" mend or reinstall {_distribution(point)}, or run with -p no:{name}"

@@ -32,9 +32,10 @@ def test_a_plug_in_that_cannot_be_imported_is_named_with_its_distribution(refuse
     assert "-p no:mine" in message
 
 
-def test_a_plug_in_that_exits_when_imported_is_named_too(refused):
-    message = refused("raise SystemExit(3)")
-    fact = r"plug-in 'mine' cannot be imported: SystemExit: 3 at \S*mine_module.py:1;"
+@pytest.mark.parametrize("error", ["SystemExit", "GeneratorExit", "StopIteration", "BaseException"])
+def test_a_plug_in_that_raises_anything_when_imported_is_named_too(refused, error):
+    message = refused(f"raise {error}(3)")
+    fact = rf"plug-in 'mine' cannot be imported: {error}: 3 at \S*mine_module.py:1;"
     assert re.search(fact, message)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from seer_core.error_origin import describe_error, is_ctrl_c
 from seer_core.errors import ConfigError, quote
 from seer_core.ports.engine import ChunkJob
 from seer_remote.connection import Connection, Malformed, RefusedCall
@@ -168,11 +169,20 @@ def load_handles(name: str) -> dict[str, Handle]:
     module, _, function = name.partition(":")
     try:
         make: Callable[[], Mapping[str, Handle]] = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
+        fact = describe_error(error, module)
         raise ConfigError(
-            f"engine.remote.handles: {quote(name)} cannot be imported ({error}); write MODULE:FUNCTION"
+            f"engine.remote.handles: {quote(name)} cannot be imported ({fact}); write MODULE:FUNCTION"
         ) from error
-    found = make()
+    try:
+        found = make()
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
+        fact = describe_error(error, make)
+        raise ConfigError(f"engine.remote.handles: {quote(name)} raised {fact}; mend it") from error
     if not isinstance(found, Mapping) or not all(isinstance(each, Handle) for each in found.values()):
         raise ConfigError(
             f"engine.remote.handles: {quote(name)} returns no handles by name; each has facts, load, generate"

@@ -252,7 +252,14 @@ def no_handles():
     return {"one": 1}
 
 
-@pytest.mark.parametrize("name", ["no_such_module:make", "json", "json:loads_of", f"{__name__}:no_handles"])
+def raising():
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["no_such_module:make", "json", "json:loads_of", f"{__name__}:no_handles", f"{__name__}:raising"],
+)
 def test_a_function_that_returns_no_handles_is_refused(name):
     with pytest.raises(ConfigError, match=r"engine\.remote\.handles"):
         handles.load_handles(name)
