@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -50,12 +51,27 @@ class FormChecks:
             raise FieldError(f"structured_outputs cannot be sent to engines: {error}", field) from error
         async with self._turn:
             if key not in self._read:
-                self._read[key] = _misshapen(form) or flaw_of_form(form) or await _flaw_in_time(form)
+                self._read[key] = _misshapen(form) or flaw_of_form(form) or await self._flaw(key, form)
                 if len(self._read) > MOST_FORMS:
                     self._read.popitem(last=False)
             flaw = self._read[key]
         if flaw is not None:
             raise FieldError(flaw, field)
+
+    async def _flaw(self, key: bytes, form: StructuredOutputs) -> str | None:
+        """Return why a form is none; one that is late is left to its thread, whose answer holds then."""
+        await in_thread(None, _import)  # the first time that takes seconds of its own
+        reading = asyncio.ensure_future(in_thread(None, _flaw, form))
+        reading.add_done_callback(partial(self._keep, key))
+        try:
+            return await asyncio.wait_for(asyncio.shield(reading), READ_S)
+        except TimeoutError:
+            return f"structured_outputs takes more than {READ_S:g} s to read; simplify it"
+
+    def _keep(self, key: bytes, reading: asyncio.Future[str | None]) -> None:
+        """Replace the answer that a form takes too long by the one that came late."""
+        if not reading.cancelled() and reading.exception() is None and key in self._read:
+            self._read[key] = reading.result()
 
     async def require_all(self, records: Iterable[Mapping[str, Any]], controls: Collection[str]) -> None:
         """Refuse records whose form is none, for engines with these controls.
@@ -74,14 +90,6 @@ class FormChecks:
                 await self.require(form, FIELD)
 
 
-async def _flaw_in_time(form: StructuredOutputs) -> str | None:
-    """Return why a form is none; one that takes too long is left to its thread."""
-    try:
-        return await in_thread(READ_S, _flaw, form)
-    except TimeoutError:
-        return f"structured_outputs takes more than {READ_S:g} s to read; simplify it"
-
-
 def _misshapen(form: StructuredOutputs) -> str | None:
     """Return why a form cannot be looked at: it is JSON of another kind than an object."""
     for name, spec in (("json", form.json), ("structural_tag", form.structural_tag)):
@@ -89,6 +97,11 @@ def _misshapen(form: StructuredOutputs) -> str | None:
             if isinstance(spec, str) and not isinstance(msgspec.json.decode(spec), dict | list):
                 return f"structured_outputs.{name} is no object of JSON; give one"
     return None
+
+
+def _import() -> None:
+    with suppress(ImportError):
+        import xgrammar  # noqa: F401
 
 
 def _flaw(form: StructuredOutputs) -> str | None:

@@ -1,12 +1,17 @@
 """Forms that engines refuse are refused at the door, with the reason, on every route that takes one."""
 
+import asyncio
 import json
+import threading
 
 import httpx
 import pytest
 from seer_server import make_app
+from seer_server.structured_outputs import FormChecks
+from seer_server.unsupported_fields import FieldError
 from seer_session.runtime import Runtime
 
+from seer_core.model import StructuredOutputs
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.engine import ModelInfo
 from seer_core.scheduling.scheduler import Policies, Slot
@@ -167,3 +172,23 @@ def test_another_failure_of_the_engines_is_a_503_with_its_reason(serve_forms):
         answer = httpx.post(f"{served.url}{path}", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 503
     assert answer.json()["error"]["message"] == "every response ended in an error: out of luck"
+
+
+def test_a_form_that_was_late_once_is_taken_when_it_has_been_read(monkeypatch):
+    read = threading.Event()
+    monkeypatch.setattr("seer_server.structured_outputs.READ_S", 0.01)
+    monkeypatch.setattr("seer_server.structured_outputs._flaw", lambda form: read.wait(PATIENCE_S) and None)
+
+    async def ask_twice():
+        checks, form = FormChecks(), StructuredOutputs(regex="a")
+        with pytest.raises(FieldError, match="s to read; simplify it"):
+            await checks.require(form, "structured_outputs")
+        read.set()
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    return await checks.require(form, "structured_outputs")
+                except FieldError:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(ask_twice())
