@@ -17,7 +17,11 @@ def test_what_is_left_out_is_there_and_so_are_the_files_that_cover_it():
 
 
 def test_each_test_that_is_left_out_is_in_its_file_or_in_a_contract_of_it():
-    contracts = "".join(path.read_text() for path in (ROOT / "backends/tests").glob("*.py"))
+    contracts = "".join(
+        path.read_text()
+        for folder in ("backends/tests", "testing/seer_testing")
+        for path in (ROOT / folder).glob("*.py")
+    )
     for file, tests in TESTS.items():
         text = (ROOT / file).read_text() + contracts
         assert [name for name in tests if f"def {name}(" not in text and f"class {name}(" not in text] == []
