@@ -18,8 +18,8 @@ NEEDED = ("verl", "seer-verl", "seer-client", "torch")
 
 FROM_WHEELS = "run `pip install seer-verl` in the environment of verl (docs/guides/verl.md)"
 FROM_CHECKOUT = (
-    "run `make setup-verl` in Seer's checkout; or, in an environment of verl,"
-    " `pip install ./serving/client ./training/verl` (docs/guides/verl.md)"
+    "run `make setup-verl` in Seer's checkout; or, in an environment of verl, the command in"
+    " docs/guides/verl.md"
 )
 SETUP = FROM_CHECKOUT if in_checkout() else FROM_WHEELS
 

@@ -43,7 +43,7 @@ def configure(url: str, *more: str) -> Any:
     """Return verl's config with the lines of ``docs/guides/verl.md``, for its trainer with ``DataProto``."""
     lines = [
         f"{ROLLOUT}.name=seer",
-        f"+{ROLLOUT}.agent.agent_loop_manager_class=seer_verl.agent_loop.AgentLoopManager",
+        f"+{ROLLOUT}.agent.agent_loop_manager_class=seer_verl.manager.AgentLoopManager",
         f"+{ROLLOUT}.engine_kwargs.seer.url={url}",
         f"{ROLLOUT}.tensor_model_parallel_size=1",
         "trainer.use_v1=False",

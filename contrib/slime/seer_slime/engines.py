@@ -1,26 +1,37 @@
-"""The engines of slime's rollout process, and the weights that its trainer has written."""
+"""The engines of slime's rollout process: slime's own SGLang servers, or Seer's; and their weights."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import tomllib
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 from seer_journal import DiskJournal
-from seer_session import Sampling, Session
+from seer_session import Config, Sampling, Session, load_config
 
-from seer_core.errors import ConfigError
+from seer_core.errors import ConfigError, quote
 
-__all__ = ["Engines", "check"]
+__all__ = ["Engines", "check", "is_off", "kept_config", "router_of"]
+
+DEFAULT = Path(__file__).with_name("kept.toml")
+"""The settings over slime's own servers where no file is named."""
 
 
 class Engines:
-    """A session that lives as long as the process, and the directory of the weights it has loaded."""
+    """A session that lives as long as the process, and the directory of the weights it has loaded.
 
-    def __init__(self, config: str, journal: str | None = None) -> None:
+    With a ``router`` the engines are the servers that it lists, which are slime's.
+    """
+
+    def __init__(self, config: str | None, journal: str | None = None, router: str | None = None) -> None:
         """Start the engines of a config's file, with a journal in that directory if one is named."""
         self._journal = None if journal is None else DiskJournal.of_session(journal)
-        self.session = Session(config, journal=self._journal)
+        self.kept = router is not None
+        chosen = load_config(config or "") if router is None else kept_config(config, router)
+        self.session = Session(chosen, journal=self._journal)
         self.session.runtime.refuse_environment("the adapter for slime")
         self.session.start()
         self._weights: Path | None = None
@@ -34,6 +45,8 @@ class Engines:
     def load_weights(self, args: Namespace) -> None:
         """Load the newest weights of slime's trainer, unless the engines have them.
 
+        Where the servers are slime's, slime has loaded them, and Seer looks whether all have the same.
+
         The directory of the weights before is deleted then, as slime deletes those that its own engines have
         loaded.
 
@@ -42,6 +55,9 @@ class Engines:
             EngineError: they cannot be loaded.
         """
         if args.debug_rollout_only:  # there is no trainer
+            return
+        if self.kept:
+            self.session.weights_changed()
             return
         found = sorted(Path(args.update_weight_disk_dir).glob("weight_v*"), key=_version)
         if not found:
@@ -58,21 +74,81 @@ class Engines:
             shutil.rmtree(before, ignore_errors=True)
 
 
+def is_off() -> bool:
+    """Return whether rollouts are slime's own, untouched: the variable SEER is ``off``.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    switch = os.environ.get("SEER", "on")
+    if switch not in ("on", "off"):
+        raise ConfigError(f"the variable SEER is {quote(switch)}; set it to on or off, or unset it")
+    return switch == "off"
+
+
+def router_of(args: Namespace) -> str | None:
+    """Return the address of slime's router, None where slime has no servers of its own."""
+    if args.rollout_num_gpus == 0:
+        return None
+    return f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
+
+
+def kept_config(path: str | None, router: str) -> Config:
+    """Return the config of that file, or the default one, over the servers that slime's router lists.
+
+    Raises:
+        ConfigError: it is none, or names other engines.
+    """
+    place = DEFAULT if path is None else Path(path)
+    named = _tables(place)
+    engine = named.get("seer", {}).get("engine", "remote")
+    if engine != "remote":
+        raise ConfigError(
+            f"{path} names engine {quote(engine)}, and the engines are slime's; leave it out, or give"
+            " --rollout-num-gpus 0 for engines of Seer's own"
+        )
+    remote = named.get("engine", {}).get("remote", {})
+    settings = ["seer.engine=remote", f'engine.remote.router="{router}"', "engine.remote.dialect=sglang"]
+    if "plugins" not in named.get("seer", {}):
+        settings.append('seer.plugins=["divided_rollout", "context_sched"]')
+    if "require" not in remote:
+        settings.append("engine.remote.require=distributed")
+    if "processed_logprobs" not in remote:
+        settings.append("engine.remote.processed_logprobs=true")
+    return load_config(place, settings)
+
+
+def _tables(place: Path) -> dict[str, Any]:
+    """Return the tables of a config's file; what is wrong with it, ``load_config`` says."""
+    try:
+        return tomllib.loads(place.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return {}
+
+
 def check(args: Namespace) -> None:
     """Make sure that slime's arguments ask for what Seer's rollouts can give.
 
     Raises:
         ConfigError: they do not, and what to change.
     """
+    for option in (
+        "partial_rollout",
+        "custom_generate_function_path",
+        "use_rollout_routing_replay",
+    ):
+        if getattr(args, option):
+            raise ConfigError(f"Seer's rollouts do not support --{option.replace('_', '-')}; leave it out")
+    if router_of(args) is None:
+        _check_own(args)
+
+
+def _check_own(args: Namespace) -> None:
+    """Make sure of the same where engines are Seer's own."""
     if not getattr(args, "seer_config", None):
         raise ConfigError(
             "Seer's config is not named; give --custom-config-path FILE.yaml with the line"
-            " `seer_config: /path/to/rollout.toml`"
-        )
-    if args.rollout_num_gpus != 0:
-        raise ConfigError(
-            f"slime starts SGLang servers of its own on {args.rollout_num_gpus} GPUs, and Seer has its own"
-            " engines; give --rollout-num-gpus 0"
+            " `seer_config: /path/to/rollout.toml`, or keep slime's servers: leave out --rollout-num-gpus 0"
         )
     disk = args.update_weight_mode == "full" and args.update_weight_transport == "disk"
     if not args.debug_rollout_only and not (disk and args.update_weight_disk_keep_files):
@@ -81,13 +157,6 @@ def check(args: Namespace) -> None:
             " --update-weight-transport disk --update-weight-disk-dir DIRECTORY"
             " --update-weight-disk-keep-files"
         )
-    for option in (
-        "partial_rollout",
-        "custom_generate_function_path",
-        "use_rollout_routing_replay",
-    ):
-        if getattr(args, option):
-            raise ConfigError(f"Seer's rollouts do not support --{option.replace('_', '-')}; leave it out")
     sampling = Sampling.of(args.rollout_temperature, args.rollout_top_p, args.rollout_top_k)
     if not sampling.raw:
         raise ConfigError(

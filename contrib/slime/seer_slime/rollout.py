@@ -26,7 +26,7 @@ from slime.utils.types import Sample
 
 from seer_core import Sampling
 from seer_core.errors import ConfigError, EngineError
-from seer_slime.engines import Engines, check
+from seer_slime.engines import Engines, check, is_off, router_of
 
 if TYPE_CHECKING:
     from slime.rollout.data_source import DataSource
@@ -45,9 +45,10 @@ tokenizer_of = cache(load_tokenizer)
 def generate_rollout(
     args: Namespace, rollout_id: int, data_source: DataSource, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """Roll out slime's next batch, or its evaluation sets, by the weights that its trainer wrote last.
+    """Roll out slime's next batch, or its evaluation sets, by the newest weights of its trainer.
 
-    ``args.seer_config`` names Seer's config, and ``args.seer_journal``, if there is one, the directory of a
+    Engines are the servers behind slime's router, or, where slime starts none, those of Seer's config.
+    ``args.seer_config`` names that config, and ``args.seer_journal``, if there is one, the directory of a
     journal, from which a run that died in a rollout goes on with it.  Seeds follow from ``[seer].seed``, the
     rollout's id and the group's place in it.
 
@@ -55,8 +56,13 @@ def generate_rollout(
         ConfigError: slime asks for something that Seer's rollouts do not support.
         EngineError: an engine cannot load the weights, or all groups have failed.
     """
+    if is_off():
+        from slime.rollout.sglang_rollout import generate_rollout as stock
+
+        return stock(args, rollout_id, data_source, evaluation)
     check(args)
-    engines = engines_of(args.seer_config, getattr(args, "seer_journal", None))
+    config, journal = (getattr(args, name, None) for name in ("seer_config", "seer_journal"))
+    engines = engines_of(config, journal, router_of(args))
     engines.session.wake()
     engines.load_weights(args)
     output = _evaluate(args, engines) if evaluation else _batch(args, rollout_id, data_source, engines)

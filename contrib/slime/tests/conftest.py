@@ -114,8 +114,8 @@ def engines(monkeypatch):
     started = []
 
     @cache
-    def engines_of(config, journal):
-        started.append(Engines(config, journal))
+    def engines_of(config, journal, router):
+        started.append(Engines(config, journal, router))
         return started[-1]
 
     monkeypatch.setattr(seer_slime.rollout, "engines_of", engines_of)

@@ -149,7 +149,6 @@ def test_engines_sleep_while_the_trainer_has_their_devices(args, source, engines
     ("option", "value", "message"),
     [
         ("seer_config", None, "give --custom-config-path"),
-        ("rollout_num_gpus", 8, "give --rollout-num-gpus 0"),
         ("partial_rollout", True, "do not support --partial-rollout; leave it out"),
         ("custom_generate_function_path", "mine.generate", "do not support --custom-generate-function-path"),
         ("rollout_temperature", 0.8, "at temperature 0.8, top_p 1 and top_k 0"),

@@ -1,4 +1,4 @@
-"""The manager of verl's agent loops: a batch's groups are reserved, then verl's own workers run them.
+"""The manager of verl's agent loops: a batch's groups are named to Seer, then verl's own workers run them.
 
 This one is for ``trainer.use_v1=False``; ``seer_verl.agent_loop_tq`` has that of verl's newer trainer.
 """
@@ -6,46 +6,37 @@ This one is for ``trainer.use_v1=False``; ``seer_verl.agent_loop_tq`` has that o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import ray
-from seer_client import AsyncClient
 from verl.experimental import agent_loop as verls
 from verl.protocol import DataProto
 from verl.utils.ray_utils import auto_await
 
 from seer_verl.check import check
-from seer_verl.llm_client import LLMClient
+from seer_verl.clients import client_of
 from seer_verl.rows import ROW, BatchRow, Names, iteration_of, places, reserved_record
 
-__all__ = ["AgentLoopManager", "AgentLoopWorker", "RowAware", "end_families"]
+__all__ = ["AgentLoopManager", "AgentLoopWorker", "RowAware"]
 
 COLUMN = "seer_row"
-
-
-async def end_families(client: AsyncClient, groups: Iterable[Mapping[str, Any]]) -> None:
-    """Let the server drop the KV of reserved groups' trajectories, whose loops are over."""
-    for group in groups:
-        if "family" in group:
-            await client.end_family(group["family"])
 
 
 class RowAware:
     """A worker that sets the row of each agent loop before it runs, with tools or without."""
 
-    def place(self, kwargs: dict[str, Any]) -> tuple[str, int]:
-        """Remove the row's group and index from the arguments of its agent loop, and return them."""
-        group, index = kwargs.pop(COLUMN)
-        return group, index
+    def place(self, kwargs: dict[str, Any]) -> tuple[str, str, int]:
+        """Remove the row's batch, group and index from the arguments of its agent loop, and return them."""
+        batch, group, index = kwargs.pop(COLUMN)
+        return batch, group, index
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
     ) -> Any:
-        group, index = self.place(kwargs)
+        batch, group, index = self.place(kwargs)
         iteration = iteration_of(trajectory["step"], trajectory["validate"])
-        ROW.set(BatchRow(group, index, iteration, kwargs["agent_name"]))
+        ROW.set(BatchRow(group, index, iteration, kwargs["agent_name"], batch=batch))
         return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)  # type: ignore[misc]
 
 
@@ -54,25 +45,25 @@ class AgentLoopWorker(RowAware, verls.AgentLoopWorker):
 
 
 class AgentLoopManager(verls.AgentLoopManager):
-    """verl's manager, on a server of Seer's: ``rollout.agent.agent_loop_manager_class``."""
+    """verl's manager, whose requests Seer schedules; see ``seer_verl.manager``."""
 
     def __init__(self, config: Any, llm_client: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Replace verl's client of its servers; see verl's class for the arguments.
+        """Put Seer's client in the place of verl's; see verl's class for the arguments.
 
         Raises:
             ValueError: the config asks for what Seer's rollouts cannot give.
         """
-        check(config, v1=False)
+        check(config)
         self.agent_loop_workers_class = ray.remote(AgentLoopWorker)
         self.names = Names()
-        super().__init__(config, LLMClient(config), *args, **kwargs)
+        super().__init__(config, client_of(config, llm_client), *args, **kwargs)
 
     @auto_await
     async def generate_sequences(self, prompts: DataProto) -> DataProto:
         """Roll out a batch whose rows of one ``uid`` are a group; see verl's method.
 
         Raises:
-            ClientError: the server refuses the batch, or is gone.
+            ClientError: a server of Seer's refuses the batch, or is gone.
         """
         validate = prompts.meta_info.get("validate", False)
         step = prompts.meta_info.get("global_steps", -1)
@@ -81,18 +72,14 @@ class AgentLoopManager(verls.AgentLoopManager):
         names = prompts.non_tensor_batch.get("agent_name", [self.llm_client.usual_agent] * len(rows))
         agents = {group: str(agent) for (group, _), agent in zip(rows, names, strict=True)}
         groups = [reserved_record(name, n, agents[name]) for name, n in sizes.items()]
-        column = np.empty(len(rows), dtype=object)
-        column[:] = rows
-        prompts.non_tensor_batch[COLUMN] = column
         try:
-            client, prompt_wait_s = self.llm_client.connect(), self.llm_client.settings.prompt_wait_s
-            iteration = iteration_of(step, validate)
-            async with client:
-                async with client.reserve(groups, iteration=iteration, prompt_wait_s=prompt_wait_s):
-                    output = await super().generate_sequences(prompts)
-                await end_families(client, groups)
+            async with self.llm_client.reserved(groups, iteration_of(step, validate)) as batch:
+                column = np.empty(len(rows), dtype=object)
+                column[:] = [(batch, *row) for row in rows]
+                prompts.non_tensor_batch[COLUMN] = column
+                output = await super().generate_sequences(prompts)
         finally:
-            del prompts.non_tensor_batch[COLUMN]
+            prompts.non_tensor_batch.pop(COLUMN, None)
         output.non_tensor_batch.pop(COLUMN, None)
         return output
 

@@ -12,9 +12,9 @@ import ray
 from tensordict import NonTensorStack, TensorDict
 from verl.trainer.ppo.v1 import agent_loop_tq as verls
 
-from seer_verl.agent_loop import RowAware, end_families
+from seer_verl.agent_loop import RowAware
 from seer_verl.check import check
-from seer_verl.llm_client import LLMClient
+from seer_verl.clients import client_of
 from seer_verl.rows import Names, iteration_of, reserved_record
 
 __all__ = ["AgentLoopManager", "AgentLoopWorker"]
@@ -33,25 +33,25 @@ class AgentLoopWorker(RowAware, VerlsWorker):
         verls.AgentLoopWorker.__init__(self, *args, **kwargs)
         verls.tq.init()
         self.background_tasks: set[asyncio.Task[Any]] = set()
+        self._batches: dict[str, str] = {}
+        """The batch of each group under way."""
 
-    def place(self, kwargs: dict[str, Any]) -> tuple[str, int]:
+    def place(self, kwargs: dict[str, Any]) -> tuple[str, str, int]:
         """Remove the group from the arguments of an agent loop, whose responses verl has numbered."""
-        return kwargs.pop(COLUMN), kwargs["session_id"]
+        group = kwargs.pop(COLUMN)
+        return self._batches.get(group, ""), group, kwargs["session_id"]
 
     async def generate_sequences(self, batch: TensorDict) -> None:
         """Reserve the groups of this worker's prompts, and begin their loops; see verl's method.
 
         Raises:
-            ClientError: the server refuses them, or is gone.
+            ClientError: a server of Seer's refuses them, or is gone.
         """
         validate, step = "validate" in batch and batch["validate"], batch["global_steps"]
         groups = self._groups(batch, validate)
-        reservation = self.llm_client.client.reserve(
-            groups,
-            iteration=iteration_of(step, validate),
-            prompt_wait_s=self.llm_client.settings.prompt_wait_s,
-        )
-        await reservation.__aenter__()
+        reservation = self.llm_client.reserved(groups, iteration_of(step, validate))
+        batch_id = await reservation.__aenter__()
+        self._batches |= {each["group_id"]: batch_id for each in groups}
         others = set(self.background_tasks)
         try:
             await super().generate_sequences(batch)
@@ -66,8 +66,9 @@ class AgentLoopWorker(RowAware, VerlsWorker):
         """End a reservation when its loops are over; what they have not requested is given up."""
         if tasks:
             await asyncio.wait(tasks)
+        for each in groups:
+            self._batches.pop(each["group_id"], None)
         await reservation.__aexit__(None, None, None)
-        await end_families(self.llm_client.client, groups)
 
     def _groups(self, batch: TensorDict, validate: bool) -> list[dict[str, Any]]:
         config = self.config.actor_rollout_ref.rollout
@@ -85,16 +86,16 @@ class AgentLoopWorker(RowAware, VerlsWorker):
 
 
 class AgentLoopManager(verls.AgentLoopManagerTQ):
-    """verl's manager, on a server of Seer's: ``rollout.agent.agent_loop_manager_class``."""
+    """verl's manager, whose requests Seer schedules; see ``seer_verl.manager``."""
 
     def __init__(self, config: Any, llm_client: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Replace verl's client of its servers; see verl's class for the arguments.
+        """Put Seer's client in the place of verl's; see verl's class for the arguments.
 
         Raises:
             ValueError: the config asks for what Seer's rollouts cannot give.
         """
-        check(config, v1=True)
-        super().__init__(config, LLMClient(config), *args, **kwargs)
+        check(config)
+        super().__init__(config, client_of(config, llm_client), *args, **kwargs)
         self.agent_loop_workers_class = ray.remote(AgentLoopWorker)
         self.names = Names()
 
@@ -102,7 +103,7 @@ class AgentLoopManager(verls.AgentLoopManagerTQ):
         """Begin to roll out a batch of prompts, each with its group; see verl's method.
 
         Raises:
-            ClientError: the server refuses the batch, or is gone.
+            ClientError: a server of Seer's refuses the batch, or is gone.
         """
         validate, step = "validate" in prompts and prompts["validate"], prompts["global_steps"]
         prompts[COLUMN] = NonTensorStack(*self.names.take(len(prompts), step, validate))

@@ -4,29 +4,43 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["check"]
+__all__ = ["KEPT", "OWN", "check"]
+
+OWN = "seer"
+"""The ``rollout.name`` with which engines are Seer's own."""
+
+KEPT = ("vllm", "sglang")
+"""Those with which verl starts and keeps its own engines, and Seer schedules over them."""
 
 
-def check(config: Any, *, v1: bool) -> None:
-    """Make sure that verl's config asks for what Seer can give, and names the manager of its trainer.
+def check(config: Any) -> None:
+    """Make sure that verl's config asks for what Seer can give.
 
     Raises:
         ValueError: it does not, and what to change.
     """
     rollout = config.actor_rollout_ref.rollout
-    if bool(config.trainer.use_v1) is not v1:
-        right = "agent_loop_tq" if config.trainer.use_v1 else "agent_loop"
-        raise ValueError(
-            f"trainer.use_v1 is {config.trainer.use_v1}; set rollout.agent.agent_loop_manager_class to"
-            f" seer_verl.{right}.AgentLoopManager"
-        )
-    if v1 and config.trainer.v1.trainer_mode != "sync":
+    if config.trainer.use_v1 and config.trainer.v1.trainer_mode != "sync":
         raise ValueError(
             f"Seer's rollouts are synchronous, and trainer.v1.trainer_mode is"
             f" {config.trainer.v1.trainer_mode}; set it to sync"
         )
-    if rollout.name != "seer":
-        raise ValueError(f"rollout.name is {rollout.name}, which starts engines of verl's; set it to seer")
+    if rollout.name == OWN:
+        _check_own(rollout)
+    elif rollout.name not in KEPT:
+        raise ValueError(
+            f"rollout.name is {rollout.name}; Seer schedules over verl's own {' and '.join(KEPT)}, or over"
+            f" engines of its own with {OWN}"
+        )
+    elif rollout.disaggregation.enabled:
+        raise ValueError(
+            "rollout.disaggregation is enabled, whose servers hand requests on to each other; disable it, or"
+            " set engine_kwargs.seer.mode=off"
+        )
+
+
+def _check_own(rollout: Any) -> None:
+    """Make sure of the same where engines are Seer's own."""
     if rollout.checkpoint_engine.backend != "naive":
         raise ValueError(
             f"rollout.checkpoint_engine.backend is {rollout.checkpoint_engine.backend}, and Seer's server"
@@ -34,7 +48,8 @@ def check(config: Any, *, v1: bool) -> None:
         )
     if rollout.enable_rollout_routing_replay:
         raise ValueError(
-            "Seer's rollouts return no routes of experts; leave enable_rollout_routing_replay out"
+            "engines of Seer's own return no routes of experts; leave enable_rollout_routing_replay out, or"
+            " keep verl's engines: rollout.name=vllm"
         )
     sampling = rollout.temperature, rollout.top_p, max(rollout.top_k, 0)
     if rollout.calculate_log_probs and sampling != (1.0, 1.0, 0):

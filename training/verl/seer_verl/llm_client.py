@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from seer_client import AsyncClient
@@ -71,6 +72,20 @@ class LLMClient:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_client": None}
+
+    @asynccontextmanager
+    async def reserved(self, groups: Sequence[Mapping[str, Any]], iteration: int) -> AsyncIterator[str]:
+        """Reserve groups until this is left, and let the server drop the KV of their trajectories then.
+
+        Raises:
+            ClientError: the server refuses them, or is gone.
+        """
+        async with self.connect() as client:
+            async with client.reserve(groups, iteration=iteration, prompt_wait_s=self.settings.prompt_wait_s):
+                yield ""
+            for group in groups:
+                if "family" in group:
+                    await client.end_family(group["family"])
 
     @rollout_trace_op
     async def generate(

@@ -23,6 +23,8 @@ class BatchRow:
     iteration: int
     agent: str = SINGLE_TURN
     turns: int = 0
+    batch: str = ""
+    """The batch that its group was named with, where verl's engines are its own; empty without Seer."""
 
     def next_turn(self) -> dict[str, Any]:
         """Return the record of its next turn without its prompt; what tools answer differs by the row."""

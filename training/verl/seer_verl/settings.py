@@ -1,4 +1,4 @@
-"""Where the server is: ``engine_kwargs.seer`` of verl's config of rollouts."""
+"""``engine_kwargs.seer`` of verl's config of rollouts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,55 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-__all__ = ["VerlSettings", "settings_of"]
+__all__ = ["MODES", "KeptSettings", "VerlSettings", "kept_settings_of", "settings_of"]
+
+MODES = ("on", "off", "shadow")
+
+
+@dataclass(frozen=True)
+class KeptSettings:
+    """``engine_kwargs.seer`` where verl keeps its own engines: ``rollout.name`` is ``vllm`` or ``sglang``."""
+
+    mode: str = "on"
+    """``off`` is verl without Seer, untouched; ``shadow`` watches verl's own routing, and says what Seer
+    would have taken. ``SEER=off`` in the trainer's environment is ``off`` too.
+    """
+    config: str | None = None
+    """A file of Seer's configuration, without engines; without it the plug-ins are ``divided_rollout`` and
+    ``context_sched``.
+    """
+    most_fallbacks: int = 1024
+    """Responses of a run that may be written without the scheduler, where that fails."""
+    stall_s: float = 600.0
+    """After so long without an answer of Seer's, or without a chunk while responses wait, it has failed."""
+    canary: int = 0
+    """Responses of each step that one server writes again whole, to compare."""
+    canary_stop: int = 0
+    """Do without the scheduler after so many that differ; 0 is never."""
+    prompt_wait_s: float = 0.5
+    """How long the groups of a batch wait for the last prompt, from the first on."""
+    wait_s: float = 600.0
+    """How long the end of a step waits for responses that are given up."""
+    look_s: float = 5.0
+    """How often a worker asks for the tokens so far, with which it would go on without Seer."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"engine_kwargs.seer.mode is {self.mode!r}; write one of {', '.join(MODES)}")
+        for name in ("stall_s", "prompt_wait_s", "wait_s", "look_s"):
+            _require_seconds(name, getattr(self, name))
+        for name in ("most_fallbacks", "canary", "canary_stop"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"engine_kwargs.seer.{name} is {value!r}; it must be a number, 0 or more")
+
+
+def _require_seconds(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 86400:
+        raise ValueError(f"engine_kwargs.seer.{name} is {value!r}; it must be seconds, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -34,9 +79,7 @@ class VerlSettings:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"engine_kwargs.seer.url is {self.url!r}; write one like http://127.0.0.1:8000")
         for name in ("patience_s", "prompt_wait_s", "wait_s"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 86400:
-                raise ValueError(f"engine_kwargs.seer.{name} is {value!r}; it must be seconds, 0 or more")
+            _require_seconds(name, getattr(self, name))
 
     @property
     def token(self) -> str | None:
@@ -66,15 +109,27 @@ class VerlSettings:
             return False
 
 
+T = TypeVar("T")
+
+
 def settings_of(rollout: Any) -> VerlSettings:
     """Read ``engine_kwargs.seer`` of verl's ``RolloutConfig``, or of the config that it is made from.
 
     Raises:
         ValueError: a key is unknown, or a value is not valid.
     """
+    return _read(rollout, VerlSettings)
+
+
+def kept_settings_of(rollout: Any) -> KeptSettings:
+    """Read the same where verl keeps its engines; raises as ``settings_of``."""
+    return _read(rollout, KeptSettings)
+
+
+def _read(rollout: Any, kind: type[T]) -> T:
     given: Mapping[str, Any] = (rollout.engine_kwargs or {}).get("seer") or {}
-    names = [field.name for field in fields(VerlSettings)]
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for name in given:
         if name not in names:
             raise ValueError(f"engine_kwargs.seer.{name} is unknown; there are {', '.join(names)}")
-    return VerlSettings(**given)
+    return kind(**given)

@@ -114,8 +114,7 @@ def configure(model):
     rollout = "actor_rollout_ref.rollout"
     lines = [
         f"{rollout}.name=seer",
-        f"+{rollout}.agent.agent_loop_manager_class=seer_verl.agent_loop_tq.AgentLoopManager",
-        f"+{rollout}.engine_kwargs.seer.url=http://127.0.0.1:8000",
+        f"+{rollout}.agent.agent_loop_manager_class=seer_verl.manager.AgentLoopManager",
         f"{rollout}.tensor_model_parallel_size=1",
         f"{rollout}.n=3",
         f"{rollout}.prompt_length=16",
@@ -128,14 +127,9 @@ def configure(model):
     OmegaConf.set_struct(composed, False)
 
     def make(server, *overrides, v1=False, workers=3):
-        others = [
-            f"{rollout}.engine_kwargs.seer.url={server.url}",
-            f"{rollout}.agent.num_workers={workers}",
-            f"trainer.use_v1={v1}",
-        ]
-        if not v1:
-            name = "seer_verl.agent_loop.AgentLoopManager"
-            others.append(f"{rollout}.agent.agent_loop_manager_class={name}")
+        others = [f"{rollout}.agent.num_workers={workers}", f"trainer.use_v1={v1}"]
+        if server is not None:
+            others.append(f"{rollout}.engine_kwargs.seer.url={server.url}")
         return OmegaConf.merge(composed, OmegaConf.from_dotlist([*others, *overrides]))
 
     return make

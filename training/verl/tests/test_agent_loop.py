@@ -186,8 +186,7 @@ def turns_of(written):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("trainer.use_v1=True", "seer_verl.agent_loop_tq.AgentLoopManager"),
-        ("actor_rollout_ref.rollout.name=vllm", "set it to seer"),
+        ("actor_rollout_ref.rollout.name=trtllm", "verl's own vllm and sglang"),
         ("actor_rollout_ref.rollout.checkpoint_engine.backend=nccl", "set it to naive"),
         ("actor_rollout_ref.rollout.temperature=0.6", "sample at 1, 1 and -1"),
         ("actor_rollout_ref.rollout.enable_rollout_routing_replay=True", "leave enable_rollout"),

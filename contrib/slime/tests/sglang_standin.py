@@ -1,0 +1,98 @@
+"""Stand-ins for slime's router and its SGLang servers, with tokens that follow from seed and place."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from typing import Any
+
+from aiohttp import web
+
+VOCAB = 96
+
+
+class StandInServers:
+    """A router and the servers that it lists, in a thread of their own.
+
+    ``weights`` decide tokens, ``label`` is their name; ``requests`` are those of each server.
+    """
+
+    def __init__(self, count: int = 2) -> None:
+        self.weights, self.label = 0, "default"
+        self.requests: list[list[dict[str, Any]]] = [[] for _ in range(count)]
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._runners: list[web.AppRunner] = []
+        self.urls = [self._call(self._serve(self._server(number))) for number in range(count)]
+        self.router = self._call(self._serve(self._router()))
+
+    def close(self) -> None:
+        """End all."""
+        for runner in self._runners:
+            self._call(runner.cleanup())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _call(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    async def _serve(self, routes: list[Any]) -> str:
+        app = web.Application()
+        app.add_routes(routes)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        self._runners.append(runner)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    def _router(self) -> list[Any]:
+        async def workers(_: web.Request) -> web.Response:
+            return web.json_response({"workers": [{"url": each} for each in self.urls]})
+
+        return [web.get("/workers", workers)]
+
+    def _server(self, number: int) -> list[Any]:
+        def answering(answer: Any) -> Any:
+            async def handle(_: web.Request) -> web.Response:
+                return web.json_response(answer)
+
+            return handle
+
+        async def generate(request: web.Request) -> web.Response:
+            return self._generate(number, await request.json())
+
+        info = {"version": "0.5.23", "model_path": "/no/tiny", "max_total_num_tokens": 4096}
+        loads = {"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0, "token_usage": 0.1}]}
+        return [
+            web.get("/server_info", answering({**info, "enable_deterministic_inference": True})),
+            web.get("/v1/models", answering({"data": [{"id": "tiny", "max_model_len": 256}]})),
+            web.get("/ready", answering({})),
+            web.get("/v1/loads", answering(loads)),
+            web.post("/tokenize", answering({"tokens": [1, 2, 3]})),
+            web.post("/abort_request", answering({})),
+            web.post("/generate", generate),
+        ]
+
+    def _generate(self, number: int, body: dict[str, Any]) -> web.Response:
+        if max(body.get("token_ids_logprob", [0])) >= VOCAB:
+            return web.json_response({"error": f"the valid range is [0, {VOCAB})"}, status=400)
+        how, context = body["sampling_params"], body["input_ids"]
+        self.requests[number].append(body)
+        tokens: list[int] = []
+        for _ in range(how["max_new_tokens"]):
+            seed = how.get("sampling_seed") if how["temperature"] else 0
+            place = len(context) + len(tokens)
+            key = f"{seed} {place} {[*context, *tokens][-1]} {self.weights}".encode()
+            tokens.append(3 + int.from_bytes(hashlib.sha256(key).digest()[:4]) % (VOCAB - 3))
+        meta = {
+            "id": body["rid"],
+            "finish_reason": {"type": "length"},
+            "output_token_logprobs": [(-0.5 - self.weights / 7, token, None) for token in tokens],
+            "cached_tokens": 0,
+            "weight_version": self.label,
+        }
+        return web.json_response({"text": "", "output_ids": tokens, "meta_info": meta})

@@ -1,0 +1,297 @@
+"""Seer's scheduler over verl's own servers, which are stand-ins here; without Ray and without verl.
+
+With verl's classes, under Ray, and with verl's server around a real vLLM: ``make verl-test``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from seer_divided_rollout.splitter import Chunks
+
+from seer_core.errors import ConfigError, EngineError, SeerError
+from tests.support.eventually import aeventually
+
+sys.path[:0] = [str(Path(__file__).parent / "verl"), str(Path(__file__).parent / "verl/tests")]
+
+from seer_verl.merging import merged_experts, merged_output  # noqa: E402
+from seer_verl.scheduler import RowJob, RowScheduler, config_of  # noqa: E402
+from seer_verl.settings import KeptSettings  # noqa: E402
+from verl_standin import END, Here, StandInServer  # noqa: E402
+
+CONFIG = """
+[seer]
+plugins = ["divided_rollout", "context_sched"]
+[engine.remote]
+require = "exact"
+poll_s = 0.05
+[seer.restarts]
+attempts = 0
+[plugin.divided_rollout]
+chunk_tokens = 8
+"""
+GROUPS = [("0-0", 3), ("0-1", 3)]
+FIELDS = {"max_tokens": 40, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "ignore_eos": False}
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "seer.toml"
+    path.write_text(CONFIG, "utf-8")
+    return str(path)
+
+
+def job(group="0-0", index=0, turn=0, batch="b", prompt=(3, 4, 5), **more):
+    fields = FIELDS | more.pop("fields", {})
+    defaults = {"arguments": {}, "sampling_params": {}, "iteration": 1}
+    return RowJob(batch, group, index, turn, list(prompt), fields, **defaults | more)
+
+
+@asynccontextmanager
+async def scheduling(servers, config, **settings):
+    actors = {f"host:{number}": Here(server) for number, server in enumerate(servers)}
+    kept = KeptSettings(**{"config": config, "prompt_wait_s": 0.0, "wait_s": 20.0} | settings)
+    scheduler = RowScheduler(actors, "vllm", kept)
+    try:
+        yield scheduler
+    finally:
+        await scheduler.close()
+
+
+async def step(scheduler, jobs, groups=GROUPS, batch="b", iteration=1):
+    """Roll out a batch; return tokens and the rest of each answer."""
+    await scheduler.begin(batch, groups, iteration)
+    try:
+        return await asyncio.gather(*map(scheduler.generate, jobs))
+    finally:
+        await scheduler.end(batch)
+
+
+def all_jobs(**more):
+    return [
+        job(name, i, prompt=(3, 4, 5 + g), **more) for g, (name, n) in enumerate(GROUPS) for i in range(n)
+    ]
+
+
+def mine(server):
+    """Requests for the tests' prompts."""
+    return [each for each in server.requests if each["prompt"][:2] == [3, 4]]
+
+
+def test_rows_are_divided_over_servers_and_have_the_tokens_of_one_server_alone(config):
+    servers = [StandInServer("one"), StandInServer("two")]
+
+    async def play():
+        async with scheduling(servers, config) as scheduler:
+            return await step(scheduler, all_jobs())
+
+    answers = asyncio.run(play())
+    assert all(mine(server) for server in servers)
+    assert all(each["sampling"]["max_tokens"] <= 8 for server in servers for each in mine(server))
+    assert len({tuple(each["token_ids"]) for each in answers}) == 6
+    for each in answers:
+        assert len(each["token_ids"]) == 40 or each["token_ids"][-1] == END
+        assert each["stop_reason"] == "completed"
+        assert len(each["log_probs"]) == len(each["token_ids"])
+        assert each["extra_fields"]["seer_fallback"] is False
+    one = asyncio.run(_on([StandInServer()], config))
+    assert [each["token_ids"] for each in one] == [each["token_ids"] for each in answers]
+
+
+async def _on(servers, config, jobs=None):
+    async with scheduling(servers, config) as scheduler:
+        return await step(scheduler, jobs or all_jobs())
+
+
+def test_an_end_token_at_the_end_of_a_chunk_ends_the_response(config):
+    """verl's servers say ``completed`` for an end and for a full length."""
+    server = StandInServer()
+    answers = asyncio.run(_on([server], config))
+    assert all(END not in each["token_ids"][:-1] for each in answers)
+    forever = asyncio.run(_on([StandInServer()], config, all_jobs(fields={"ignore_eos": True})))
+    assert {len(each["token_ids"]) for each in forever} == {40}
+
+
+def test_images_and_further_arguments_go_through_unread_and_experts_come_back(config):
+    servers = [StandInServer("one"), StandInServer("two")]
+    image, kwargs = object(), {"fps": 2}
+    arguments = {"image_data": [[image]], "mm_processor_kwargs": [kwargs], "priority": [3]}
+    jobs = all_jobs(arguments=arguments, sampling_params={"extra_args": {"mine": 1}})
+    answers = asyncio.run(_on(servers, config, jobs))
+    for each in mine(servers[0]) + mine(servers[1]):
+        assert each["image_data"] == [image]
+        assert (each["mm_processor_kwargs"], each["priority"]) == (kwargs, 3)
+        assert each["sampling"]["extra_args"] == {"mine": 1}
+    for number, each in enumerate(answers):
+        context = [3, 4, 5 + number // 3, *each["token_ids"]]
+        assert each["routed_experts"] == [[token] for token in context[:-1]]
+
+
+def test_further_turns_and_rows_that_differ_are_groups_of_their_own(config):
+    async def play():
+        async with scheduling([StandInServer()], config) as scheduler:
+            first = job("0-0", 0)
+            return await step(
+                scheduler,
+                [first, job("0-0", 1, prompt=(3, 4, 9)), job("0-0", 0, turn=1, prompt=(3, 4, 5, 9))],
+            )
+
+    one, other, later = asyncio.run(play())
+    assert one["token_ids"] != other["token_ids"] != later["token_ids"]
+
+
+def test_servers_that_slept_and_have_new_weights_are_looked_at_and_serve_the_next_step(config):
+    servers = [StandInServer("one"), StandInServer("two")]
+
+    async def play():
+        async with scheduling(servers, config) as scheduler:
+            found = [await step(scheduler, all_jobs())]
+            for server in servers:  # as verl's trainer between two steps
+                await server.sleep()
+                server.weights, server.global_steps = 1, 1
+                await server.wake_up()
+            found.append(await step(scheduler, all_jobs(batch="c"), batch="c"))
+            return found, scheduler.metrics()
+
+    (old, new), metrics = asyncio.run(play())
+    assert all(each["extra_fields"]["min_global_steps"] == 1 for each in new)
+    assert [each["token_ids"] for each in new] != [each["token_ids"] for each in old]
+    assert metrics["seer/requests"] == 6
+    assert metrics["seer/exactness"] == 2
+    assert metrics["seer/fallbacks"] == 0
+
+
+def test_a_server_that_is_paused_in_mid_step_is_not_lost(config):
+    servers = [StandInServer("one", token_s=0.002), StandInServer("two", token_s=0.002)]
+
+    async def play():
+        async with scheduling(servers, config) as scheduler:
+            rolling = asyncio.create_task(step(scheduler, all_jobs()))
+            await aeventually(lambda: mine(servers[0]))
+            await servers[0].abort_all_requests()
+            answers = await rolling
+            await servers[0].resume_generation()
+            await step(scheduler, all_jobs(batch="c"), batch="c")
+            return answers, scheduler.metrics()
+
+    answers, metrics = asyncio.run(play())
+    assert [each["token_ids"] for each in answers] == [
+        each["token_ids"] for each in asyncio.run(_on([StandInServer()], config))
+    ]
+    assert metrics["seer/fallbacks"] == 0
+
+
+def test_no_token_is_of_weights_that_came_in_mid_step(config):
+    """The chunk that saw the update is thrown away, and what is left has no server with its weights."""
+    server = StandInServer(token_s=0.002)
+
+    async def play():
+        async with scheduling([server], config, stall_s=0.4) as scheduler:
+            rolling = asyncio.create_task(step(scheduler, all_jobs()))
+            await aeventually(lambda: server.running and len(mine(server)) > 6)
+            server.weights, server.global_steps = 1, 1
+            with pytest.raises(SeerError):
+                await rolling
+            server.token_s = 0.0
+            return await step(scheduler, all_jobs(batch="c"), batch="c")
+
+    answers = asyncio.run(play())
+    assert all(each["extra_fields"]["min_global_steps"] == 1 for each in answers)
+
+
+def test_where_the_scheduler_fails_in_mid_step_servers_write_the_rest_and_it_is_marked(config, monkeypatch):
+    servers = [StandInServer("one"), StandInServer("two")]
+    split, calls = Chunks.split, []
+
+    def breaking(self, *arguments):
+        calls.append(1)
+        if len(calls) == 12:
+            raise RuntimeError("broken")
+        return split(self, *arguments)
+
+    async def play():
+        async with scheduling(servers, config) as scheduler:
+            monkeypatch.setattr(Chunks, "split", breaking)
+            answers = await step(scheduler, all_jobs())
+            monkeypatch.setattr(Chunks, "split", split)
+            after = await step(scheduler, all_jobs(batch="c"), batch="c")
+            return answers, after
+
+    answers, after = asyncio.run(play())
+    marks = [each["extra_fields"]["seer_fallback"] for each in answers]
+    assert any(marks)
+    assert not any(each["extra_fields"]["seer_fallback"] for each in after)  # the next step tries again
+    assert [each["token_ids"] for each in answers] == [each["token_ids"] for each in after]
+
+
+def test_a_second_life_has_no_batch_and_a_batch_that_ends_gives_rows_up(config):
+    async def play():
+        async with scheduling([StandInServer(token_s=0.01)], config) as scheduler:
+            with pytest.raises(EngineError, match="started anew"):
+                await scheduler.generate(job())
+            await scheduler.begin("b", GROUPS, 1)
+            asked = asyncio.create_task(scheduler.generate(job()))
+            await aeventually(lambda: scheduler.progress({"0-0/0": 0})["written"])
+            [(tokens, logprobs)] = scheduler.progress({"0-0/0": 0})["written"].values()
+            assert len(tokens) == len(logprobs) >= 8
+            assert scheduler.progress({"0-0/0": len(tokens)})["label"] == "None"
+            asked.cancel()
+            await scheduler.end("b")
+            return await step(scheduler, all_jobs(batch="c"), batch="c")
+
+    assert len(asyncio.run(play())) == 6
+
+
+def test_a_config_with_engines_is_refused(tmp_path):
+    path = tmp_path / "vllm.toml"
+    path.write_text('[seer]\nengine = "vllm"\n', "utf-8")
+    with pytest.raises(ConfigError, match="the engines are verl's"):
+        config_of(KeptSettings(config=str(path)))
+    assert config_of(KeptSettings()).seer.plugins == ("divided_rollout", "context_sched")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"mode": "of"}, "write one of on, off, shadow"),
+        ({"stall_s": -1}, "0 or more"),
+        ({"canary": True}, "0 or"),
+    ],
+)
+def test_settings_that_are_none_are_refused(given, words):
+    with pytest.raises(ValueError, match=words):
+        KeptSettings(**given)
+
+
+def test_answers_of_chunks_become_one():
+    parts = [
+        {
+            "num_preempted": 1,
+            "extra_fields": {"global_steps": 4, "num_cached_tokens": 7, "spec_num_draft_tokens": 2},
+        },
+        {
+            "num_preempted": None,
+            "extra_fields": {"global_steps": 4, "num_cached_tokens": 9, "spec_num_draft_tokens": 3},
+        },
+    ]
+    found = merged_output([1, 2], [-1.0, -2.0], parts, stop="completed")
+    assert (found["num_preempted"], found["routed_experts"]) == (1, None)
+    assert found["extra_fields"] == {
+        "global_steps": 4,
+        "min_global_steps": 4,
+        "max_global_steps": 4,
+        "num_cached_tokens": 7,
+        "spec_num_draft_tokens": 5,
+    }
+
+
+def test_experts_of_new_tokens_alone_are_added_and_those_of_all_tokens_replace():
+    import numpy
+
+    rows = numpy.arange(12).reshape(6, 2)
+    assert merged_experts([rows[:3], rows[:6]]).tolist() == rows.tolist()
+    assert merged_experts([rows[:4], None, rows[4:]]).tolist() == rows.tolist()

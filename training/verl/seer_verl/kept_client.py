@@ -1,0 +1,323 @@
+"""verl's client of its own servers, whose requests Seer's scheduler divides and places.
+
+Where Seer fails or does not answer, a request goes on as verl's own client would have sent it, with the
+tokens so far behind its prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+from uuid import uuid4
+
+import ray
+from verl.utils import normalize_token_ids
+from verl.utils.rollout_trace import rollout_trace_op
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+from seer_verl.merging import merged_output
+from seer_verl.rows import ROW, BatchRow
+from seer_verl.scheduler import RowJob, RowScheduler
+from seer_verl.settings import KeptSettings, kept_settings_of
+from seer_verl.tracking import log_with
+
+__all__ = ["KeptClient", "handles_of"]
+
+logger = logging.getLogger("seer")
+
+CONTROLS = (
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "structured_outputs",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+)
+"""Sampling parameters of vLLM's that Seer has by the same names."""
+
+FIGURES_S = 10.0
+"""How long verl's log of a step waits for Seer's figures."""
+
+MOST_TRIES = 64
+"""How often each server is looked for: a balancer that goes by a hash may name one several times."""
+
+
+class KeptClient(LLMServerClient):
+    """Asks Seer's scheduler, an actor, for the turns of rows; ``super().generate`` is verl's own way.
+
+    It is passed to every worker of agent loops; each has a count of fallbacks of its own.
+    """
+
+    def __init__(self, config: Any, stock: LLMServerClient) -> None:
+        """Start the scheduler over the servers of verl's own client."""
+        balancer = stock._load_balancer
+        super().__init__(config, balancer)
+        rollout = config.actor_rollout_ref.rollout
+        self.settings: KeptSettings = kept_settings_of(rollout)
+        self.usual_agent: str = rollout.agent.default_agent_loop
+        self._most_fallbacks = -(-self.settings.most_fallbacks // max(1, rollout.agent.num_workers))
+        self._fallbacks = 0
+        self._batch = ""
+        self._under_way: dict[str, _Turn] = {}
+        self._watching: asyncio.Task[None] | None = None
+        actor = ray.remote(num_cpus=0, max_concurrency=1 << 16, max_restarts=-1)(RowScheduler)
+        self.scheduler: Any = actor.remote(handles_of(balancer), rollout.name, self.settings)
+        log_with(self._figures)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_under_way": {}, "_watching": None, "_fallbacks": 0}
+
+    def _figures(self) -> dict[str, float]:
+        """Return the figures of the last step; none where Seer does not answer at once."""
+        try:
+            found: dict[str, float] = ray.get(self.scheduler.metrics.remote(), timeout=FIGURES_S)
+        except ray.exceptions.RayError:
+            return {"seer/unreachable": 1.0}
+        return found
+
+    # Batches.
+
+    @asynccontextmanager
+    async def reserved(self, groups: Sequence[Mapping[str, Any]], iteration: int) -> Any:
+        """Open a batch of groups, records with ``group_id`` and ``n``, and close it.
+
+        Where Seer is hung it is started anew; where it is not to be had, the batch is rolled out without it.
+        """
+        batch = uuid4().hex
+        names = [(str(each["group_id"]), int(each["n"])) for each in groups]
+        opened = await self._open(batch, names, iteration)
+        try:
+            yield batch if opened else ""
+        finally:
+            if opened:
+                with suppress(Exception):  # such as that of a scheduler that died meanwhile
+                    async with asyncio.timeout(self.settings.wait_s):
+                        await self.scheduler.end.remote(batch)
+
+    async def _open(self, batch: str, groups: Sequence[tuple[str, int]], iteration: int) -> bool:
+        for tried in (1, 2):
+            try:
+                async with asyncio.timeout(self.settings.wait_s):
+                    await self.scheduler.begin.remote(batch, groups, iteration)
+                return True
+            except ray.exceptions.RayActorError as error:  # its next life is tried
+                reason = str(error)
+            except TimeoutError:
+                reason = f"it does not answer within {self.settings.wait_s:g} s"
+                ray.kill(self.scheduler, no_restart=False)
+            if tried == 2:
+                logger.error("Seer cannot begin a batch, which is rolled out without it: %s", reason)
+        return False
+
+    # Requests.
+
+    @rollout_trace_op
+    async def generate(
+        self,
+        request_id: str,
+        *,
+        prompt_ids: Sequence[int],
+        sampling_params: Mapping[str, Any],
+        **more: Any,
+    ) -> TokenOutput:
+        """Return the next turn of the row that runs, as verl's client does; see its method."""
+        prompt = list(normalize_token_ids(prompt_ids))
+        row = ROW.get() or BatchRow(request_id, 0, 0)
+        turn = _Turn(self._job(row, prompt, sampling_params, more))
+        row.turns += 1
+        if not row.batch:
+            return await self._without(turn, "", request_id, prompt, sampling_params, more)
+        self._watch(turn)
+        reason = ""
+        try:
+            answer = asyncio.ensure_future(_answer(self.scheduler.generate.remote(turn.job)))
+            failed = asyncio.ensure_future(turn.failed.wait())
+            try:
+                await asyncio.wait([answer, failed], return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                self.scheduler.abandon.remote(turn.job)
+                raise
+            finally:
+                failed.cancel()
+                if not answer.done():
+                    answer.cancel()
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                found = answer.result()
+                if not sampling_params.get("logprobs"):
+                    found["log_probs"] = None
+                return TokenOutput(**found)
+            reason = turn.reason or (str(answer.exception()) if answer.done() else "")
+        finally:
+            self._under_way.pop(turn.name, None)
+        return await self._without(turn, reason, request_id, prompt, sampling_params, more)
+
+    def _job(
+        self, row: BatchRow, prompt: list[int], sampling_params: Mapping[str, Any], more: Mapping[str, Any]
+    ) -> RowJob:
+        rollout = self.config.actor_rollout_ref.rollout
+        given = dict(sampling_params)
+        given.pop("logprobs", None)
+        room = min(rollout.response_length, rollout.prompt_length + rollout.response_length - len(prompt))
+        most = given.pop("max_tokens", given.pop("max_new_tokens", room))
+        if rollout.max_model_len is not None:
+            most = min(most, rollout.max_model_len - len(prompt))
+        fields = {
+            "max_tokens": max(1, most),
+            "temperature": float(given.pop("temperature", 1.0)),
+            "top_p": float(given.pop("top_p", 1.0)),
+            "top_k": max(0, given.pop("top_k", -1)),
+            "ignore_eos": bool(rollout.get("ignore_eos", False)),
+            **{name: given.pop(name) for name in CONTROLS if given.get(name) is not None},
+        }
+        return RowJob(
+            batch=row.batch,
+            group=row.group,
+            index=row.index,
+            turn=row.turns,
+            prompt_token_ids=prompt,
+            fields=fields,
+            arguments={name: [value] for name, value in self._arguments(more).items()},
+            sampling_params={name: value for name, value in given.items() if value is not None},
+            iteration=row.iteration,
+        )
+
+    def _arguments(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the further arguments of a server's ``generate``, as verl's client passes them on.
+
+        What is large is put into Ray's store once, and passes by the scheduler as a reference.
+        """
+        given = dict(more)
+        features = given.pop("mm_processor_output", None)
+        if self.config.actor_rollout_ref.rollout.name == "sglang":
+            given["video_data"] = features
+            given.pop("priority", None)
+        elif not given.get("priority"):
+            given.pop("priority", None)
+        if not given.get("mm_processor_kwargs"):
+            given.pop("mm_processor_kwargs", None)
+        found = {name: value for name, value in given.items() if value is not None}
+        media = ("image_data", "video_data", "audio_data")
+        return {name: ray.put(value) if name in media else value for name, value in found.items()}
+
+    # Without Seer.
+
+    async def _without(
+        self,
+        turn: _Turn,
+        reason: str,
+        request_id: str,
+        prompt: list[int],
+        sampling_params: Mapping[str, Any],
+        more: Mapping[str, Any],
+    ) -> TokenOutput:
+        """Go on as verl's own client, behind the tokens so far if its weights are still the same."""
+        if self._fallbacks >= self._most_fallbacks:
+            raise RuntimeError(
+                f"Seer has failed, and {self.settings.most_fallbacks} responses of this run may be written"
+                f" without it (engine_kwargs.seer.most_fallbacks): {reason}"
+            )
+        if not self._fallbacks:
+            logger.error("Seer has failed; responses go on by verl's own client: %s", reason)
+        self._fallbacks += 1
+        tokens, logprobs = turn.tokens, turn.logprobs
+        most = turn.job.fields["max_tokens"]
+        output = None
+        if len(tokens) < most:
+            how = {**sampling_params, "max_tokens": most - len(tokens)}
+            output = await super().generate(
+                request_id, prompt_ids=[*prompt, *tokens], sampling_params=how, **more
+            )
+            if tokens and str(output.extra_fields.get("global_steps")) != turn.label:
+                # No response has tokens of two versions of the weights.
+                tokens, logprobs = [], []
+                how = {**sampling_params, "max_tokens": most}
+                output = await super().generate(request_id, prompt_ids=prompt, sampling_params=how, **more)
+        last = {} if output is None else output.model_dump()
+        merged = merged_output(
+            [*tokens, *last.get("token_ids", ())],
+            [*logprobs, *(last.get("log_probs") or ())],
+            [last] if last else [],
+            stop=last.get("stop_reason") or "completed",
+        )
+        if not sampling_params.get("logprobs"):
+            merged["log_probs"] = None
+        merged["extra_fields"]["seer_fallback"] = True
+        return TokenOutput(**merged)
+
+    def _watch(self, turn: _Turn) -> None:
+        self._under_way[turn.name] = turn
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        """Ask for the tokens so far while turns are under way; an answer that does not come ends them all."""
+        while self._under_way:
+            await asyncio.sleep(self.settings.look_s)
+            wanted = {name: len(turn.tokens) for name, turn in self._under_way.items()}
+            try:
+                async with asyncio.timeout(self.settings.stall_s):
+                    found = await self.scheduler.progress.remote(wanted)
+            except Exception as error:
+                if isinstance(error, TimeoutError):
+                    error = TimeoutError(f"it does not answer within {self.settings.stall_s:g} s")
+                for turn in self._under_way.values():
+                    turn.reason = str(error)
+                    turn.failed.set()
+                return
+            for name, (tokens, logprobs) in found["written"].items():
+                if (known := self._under_way.get(name)) is not None:
+                    known.tokens += tokens
+                    known.logprobs += logprobs
+                    known.label = found["label"]
+
+
+class _Turn:
+    """A turn under way: its tokens so far, and whether Seer has failed at it."""
+
+    def __init__(self, job: RowJob) -> None:
+        self.job = job
+        self.name = f"{job.group}/{job.index}" if not job.turn else f"{job.name}/0"
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.label = ""
+        self.reason = ""
+        self.failed = asyncio.Event()
+
+
+async def _answer(reference: Any) -> dict[str, Any]:
+    found: dict[str, Any] = await reference
+    return found
+
+
+def handles_of(balancer: Any) -> dict[str, Any]:
+    """Return the servers of verl's balancer of requests, by their addresses.
+
+    Raises:
+        RuntimeError: it does not hand all of them out.
+    """
+    names = ray.get(balancer.get_all_servers.remote())
+    found: dict[str, Any] = {}
+    taken = []
+    for number in range(MOST_TRIES * len(names)):
+        if len(found) == len(names):
+            break
+        name, handle = ray.get(balancer.acquire_server.remote(request_id=f"seer-{number}"))
+        taken.append(name)
+        found[name] = handle
+    ray.get([balancer.release_server.remote(server_id=name) for name in taken])
+    if not found or len(found) < len(names):
+        raise RuntimeError(
+            f"verl's balancer of requests hands out {len(found)} of its {len(names)} servers; without"
+            " rollout.router_config_path it hands out all"
+        )
+    return {name: found[name] for name in names}

@@ -1,0 +1,234 @@
+"""verl's own servers, which are actors of Ray's, as handles of Seer's engine ``remote``.
+
+What verl's servers have no method for is asked by Ray's ``__ray_call__``, as verl does it: a function of this
+module runs within the server.  They name what verl 0.9.1 calls its parts; one that it has moved is an error
+at the start that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from seer_remote.handles import HandleRequest
+
+__all__ = ["KINDS", "KNOWN", "VerlServer", "handles", "use"]
+
+KNOWN = "0.9.1"
+"""The version of verl whose servers have these parts."""
+
+ARGUMENTS = "verl"
+"""The attachment with further arguments of ``generate``, each in a list of one, for Ray's references."""
+
+DIVIDED = (
+    "min_p",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+)
+WHOLE = ("stop", "structured_outputs", "presence_penalty", "frequency_penalty")
+"""Controls that hold within one request alone, for a server sees a chunk's context as its prompt."""
+
+_servers: dict[str, VerlServer] = {}
+
+
+def use(servers: Mapping[str, Any], kind: str) -> list[VerlServer]:
+    """Have ``handles`` return these actors of a ``kind`` of server, by their addresses."""
+    _servers.clear()
+    _servers.update((name.replace("/", "_"), VerlServer(actor, kind)) for name, actor in servers.items())
+    return list(_servers.values())
+
+
+def handles() -> dict[str, VerlServer]:
+    """Return the servers in use: ``[engine.remote].handles``."""
+    return dict(_servers)
+
+
+class VerlServer:
+    """A server of verl's: a ``Handle``."""
+
+    def __init__(self, actor: Any, kind: str) -> None:
+        self._actor = actor
+        self._inner = KINDS[kind]
+        self._ends: frozenset[int] = frozenset()
+
+    async def facts(self) -> Mapping[str, Any]:
+        """Ask what it serves."""
+        found = await self._run(self._inner.facts)
+        self._ends = frozenset(found.pop("ends"))
+        return {**found, "controls": DIVIDED + WHOLE, "whole_controls": WHOLE}
+
+    async def load(self) -> Mapping[str, Any]:
+        """Ask how many requests it has, and whether verl has paused it."""
+        found: Mapping[str, Any] = await self._run(self._inner.load)
+        return found
+
+    async def label(self) -> str:
+        """Return the step of the weights that it has, as verl names it."""
+        return str(await self._run(step_of_server))
+
+    async def generate(self, request: HandleRequest) -> Mapping[str, Any]:
+        """Have a chunk written, with what belongs to the prompt besides tokens."""
+        given = request.attachments.get(ARGUMENTS, {})
+        more = {name: box[0] for name, box in given.get("arguments", {}).items()}
+        how = self._inner.sampling(dict(request.sampling), request.seed)
+        output = await self._actor.generate.remote(
+            prompt_ids=request.token_ids,
+            sampling_params={
+                "repetition_penalty": 1.0,
+                "ignore_eos": False,
+                **given.get("sampling_params", {}),
+                **how,
+                "max_tokens": request.max_tokens,
+                "logprobs": True,
+            },
+            request_id=request.request_id,
+            **more,
+        )
+        tokens = list(output.token_ids)
+        fields = output.extra_fields or {}
+        return {
+            "token_ids": tokens,
+            "logprobs": list(output.log_probs or ()),
+            "ended": self._ended(output.stop_reason, tokens, request),
+            "cached_tokens": fields.get("num_cached_tokens") or 0,
+            "versions": (str(fields.get("global_steps")),),
+            "attachments": {
+                "routed_experts": output.routed_experts,
+                "num_preempted": output.num_preempted,
+                "extra_fields": fields,
+            },
+        }
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests: they return what they have; no cache is cleared, as verl's own call would."""
+        await self._run(self._inner.abort, list(request_ids))
+
+    def _ended(self, reason: str | None, tokens: Sequence[int], request: HandleRequest) -> str:
+        """Return why a chunk ended: to verl's servers of vLLM an end and a full length are one reason."""
+        if reason in ("aborted", "abort"):
+            return "abort"
+        if reason != "completed":
+            return reason or "abort"
+        if len(tokens) < request.max_tokens:
+            return "stop"
+        ends = set(request.sampling.get("stop_token_ids", ()))
+        if not request.sampling.get("ignore_eos"):
+            ends |= self._ends
+        return "stop" if tokens[-1] in ends else "length"
+
+    async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await self._actor.__ray_call__.remote(function, *arguments)
+
+
+def _version(module: str) -> str:
+    return str(getattr(sys.modules.get(module), "__version__", "of an unknown version"))
+
+
+def step_of_server(server: Any) -> Any:
+    """Run in a server: return the step of its weights, None before the first."""
+    return server.global_steps
+
+
+class VllmInner:
+    """Functions that run within verl's servers of vLLM."""
+
+    @staticmethod
+    def facts(server: Any) -> dict[str, Any]:
+        """Return what it serves, from the configuration of its engine."""
+        engine = server.engine
+        config = engine.vllm_config
+        cache, ranks = config.cache_config, config.parallel_config.data_parallel_size
+        generation = config.model_config.try_get_generation_config().get("eos_token_id")
+        own = server.model_config.tokenizer.eos_token_id
+        ends = {*(generation if isinstance(generation, list) else [generation]), own} - {None}
+        return {
+            "engine": f"vLLM {_version('vllm')}",
+            "model": PurePath(server.model_config.local_path).name,
+            "directory": PurePath(server.model_config.local_path).name,
+            "max_model_tokens": server.config.max_model_len,
+            "vocab_size": config.model_config.get_vocab_size(),
+            "kv_tokens": cache.num_gpu_blocks * cache.block_size * ranks,
+            "block_tokens": cache.block_size,
+            "max_running": config.scheduler_config.max_num_seqs * ranks,
+            "shares_prompts": bool(cache.enable_prefix_caching),
+            "ends": sorted(ends),
+        }
+
+    @staticmethod
+    def load(server: Any) -> dict[str, Any]:
+        """Return how many requests it has."""
+        most = server.engine.vllm_config.scheduler_config.max_num_seqs
+        requests = len(server.engine.output_processor.request_states)
+        return {
+            "running": min(requests, most),
+            "waiting": max(0, requests - most),
+            "kv_usage": 0.0,
+            "paused": server._submission_paused,
+        }
+
+    @staticmethod
+    def abort(server: Any, request_ids: list[str]) -> None:
+        """End requests by the ids that they came with."""
+        ending = asyncio.get_running_loop().create_task(server.engine.abort(request_ids))
+        server.seer_ending = ending  # a task that nothing holds may be dropped
+
+    @staticmethod
+    def sampling(how: dict[str, Any], seed: int | None) -> dict[str, Any]:
+        """Return sampling parameters by vLLM's names."""
+        return how if seed is None else {**how, "seed": seed}
+
+
+class SglangInner:
+    """Functions that run within verl's servers of SGLang."""
+
+    @staticmethod
+    def facts(server: Any) -> dict[str, Any]:
+        """Return what it serves, from the arguments of its engine."""
+        manager = server.tokenizer_manager
+        given, model = manager.server_args, manager.model_config
+        said = server.scheduler_info
+        said = said if isinstance(said, Mapping) else vars(said)
+        return {
+            "engine": f"SGLang {_version('sglang')}",
+            "model": PurePath(given.model_path).name,
+            "directory": PurePath(given.model_path).name,
+            "max_model_tokens": server.config.max_model_len - 1,
+            "vocab_size": model.vocab_size,
+            "kv_tokens": said["max_total_num_tokens"] * given.dp_size,
+            "block_tokens": given.page_size or 1,
+            "max_running": (given.max_running_requests or 0) * given.dp_size,
+            "shares_prompts": not given.disable_radix_cache,
+            "ends": [],
+        }
+
+    @staticmethod
+    def load(server: Any) -> dict[str, Any]:
+        """Return how many requests it has."""
+        manager = server.tokenizer_manager
+        paused = bool(getattr(manager, "is_pause", False))
+        return {"running": len(manager.rid_to_state), "waiting": 0, "kv_usage": 0.0, "paused": paused}
+
+    @staticmethod
+    def abort(server: Any, request_ids: list[str]) -> None:
+        """End requests by their ids."""
+        for each in request_ids:
+            server.tokenizer_manager.abort_request(each)
+
+    @staticmethod
+    def sampling(how: dict[str, Any], seed: int | None) -> dict[str, Any]:
+        """Return sampling parameters by SGLang's names."""
+        found = {{"min_tokens": "min_new_tokens"}.get(name, name): value for name, value in how.items()}
+        found["top_k"] = found.get("top_k") or -1
+        return found if seed is None else {**found, "sampling_seed": seed}
+
+
+KINDS: dict[str, type[VllmInner] | type[SglangInner]] = {"vllm": VllmInner, "sglang": SglangInner}
+"""The kinds of servers, by ``rollout.name``."""

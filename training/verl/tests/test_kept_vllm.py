@@ -1,0 +1,153 @@
+"""verl's own server and replica around a real vLLM for CPUs, with Seer's scheduler over them, under Ray.
+
+It runs in Seer's environment, which has a vLLM, with verl's packages behind its own: ``make verl-test``.
+Not here, for want of a GPU: the sleep of an engine, and the way of weights from a trainer's worker into it.
+"""
+
+import asyncio
+import os
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip(
+    "vllm", reason="vLLM is not in verl's environment for CPUs; `make verl-test` brings it in"
+)
+
+import ray
+from batches import batch, responses
+from seer_verl.manager import AgentLoopManager
+from seer_verl.servers import VerlServer
+from verl.workers.rollout.llm_server import LLMServerManager
+
+from conftest import MODEL
+
+pytestmark = pytest.mark.ray
+ROLLOUT = "actor_rollout_ref.rollout"
+
+CONFIG = """
+[engine.remote]
+require = "exact"
+[plugin.divided_rollout]
+chunk_tokens = {}
+"""
+
+
+class Trainer:
+    """A worker of a trainer's, which holds a logical GPU."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Return the directories of two tiny models that differ in their weights alone."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    found = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        folder = tmp_path_factory.mktemp("model") / "tiny"
+        config = LlamaConfig(
+            vocab_size=96,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=512,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=0,
+            initializer_range=0.2,
+        )
+        LlamaForCausalLM(config).save_pretrained(folder)
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(MODEL / name, folder)
+        found.append(folder)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "SEER_KEYED_SAMPLING": "1"}
+    os.environ |= {"VLLM_NO_USAGE_STATS": "1", "TRANSFORMERS_OFFLINE": "1"}
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"  # logical ones
+    ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def config_of(configure, models, tmp_path):
+    """Return a function that makes verl's config: its own lines for a small vLLM, and Seer's one."""
+
+    def make(chunk_tokens):
+        path = tmp_path / f"seer-{chunk_tokens}.toml"
+        path.write_text(CONFIG.format(chunk_tokens), "utf-8")
+        return configure(
+            None,
+            f"{ROLLOUT}.name=vllm",
+            f"{ROLLOUT}.engine_kwargs.seer.config={path}",
+            f"{ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes=33554432",
+            f"{ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend=uni",
+            f"{ROLLOUT}.engine_kwargs.vllm.block_size=32",
+            f"{ROLLOUT}.dtype=float32",
+            f"{ROLLOUT}.load_format=auto",
+            f"{ROLLOUT}.enforce_eager=True",
+            f"{ROLLOUT}.free_cache_engine=False",
+            f"{ROLLOUT}.enable_sleep_mode=False",
+            f"{ROLLOUT}.max_model_len=256",
+            f"{ROLLOUT}.max_num_seqs=16",
+            f"{ROLLOUT}.max_num_batched_tokens=256",
+            f"{ROLLOUT}.response_length=40",
+            f"actor_rollout_ref.model.path={models[0]}",
+        )
+
+    return make
+
+
+def test_rollouts_over_verls_own_servers_divided_and_whole_and_by_new_weights(cluster, config_of, models):
+    config = config_of(8)
+    workers = [ray.remote(num_gpus=1, num_cpus=0)(Trainer).remote() for _ in range(2)]
+    servers = LLMServerManager.create(
+        config=config, worker_group=SimpleNamespace(world_size=2, workers=workers)
+    )
+    divided, whole = (
+        AgentLoopManager.create(config=each, llm_client=servers.get_client())
+        for each in (config, config_of(512))
+    )
+    found = [manager.generate_sequences(batch(groups=3, step=1)) for manager in (divided, whole)]
+    assert responses(found[0]) == responses(found[1])
+    figures = ray.get(divided.llm_client.scheduler.metrics.remote())
+    assert figures["seer/exactness"] == 2
+    assert figures["seer/chunks"] > figures["seer/requests"] == 9
+    # New weights, as a trainer's worker leaves them: the servers say their step, and Seer looks at them.
+    for handle in servers.server_handles:
+        ray.get(handle.collective_rpc.remote("reload_weights", kwargs={"weights_path": str(models[1])}))
+        ray.get(handle.clear_kv_cache.remote())
+        ray.get(handle.set_global_steps.remote(1))
+    later = [manager.generate_sequences(batch(groups=3, step=1)) for manager in (divided, whole)]
+    assert responses(later[0]) == responses(later[1]) != responses(found[0])
+    assert set(later[0].non_tensor_batch["min_global_steps"]) == {1}
+    # A chunk that Seer ends comes back with what it has.
+    tokens, reason = asyncio.run(_abort(servers.server_handles[0]))
+    assert reason == "abort"
+    assert 0 < len(tokens) < 200
+
+
+async def _abort(handle):
+    from seer_remote.handles import HandleRequest
+
+    server = VerlServer(handle, "vllm")
+    await server.facts()
+    request = HandleRequest("mine", [5, 6, 7], 200, 1, {"ignore_eos": True}, "", 3, {})
+    running = asyncio.ensure_future(server.generate(request))
+    while not (await server.load())["running"]:
+        await asyncio.sleep(0)
+    while not running.done():
+        await server.abort(["mine"])
+        await asyncio.sleep(0.01)
+    found = await running
+    return found["token_ids"], found["ended"]
