@@ -163,6 +163,38 @@ def test_a_call_reaches_every_server_and_the_answers_become_one(front):
         assert ("/reset_prefix_cache", "reset_external=true", None) in each.calls
 
 
+def test_skyrl_s_client_may_take_it_for_its_router_and_for_its_servers(front):
+    """The forms of ``RemoteInferenceClient`` with one address as ``proxy_url`` and in ``server_urls``."""
+    served, owners = front()
+    sampling = {"max_tokens": 12, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "logprobs": 1}
+    with served:
+        asked = {"sampling_params": sampling | {"seed": 5}, "model": "tiny", "token_ids": PROMPT}
+        answers = [
+            call(served, "/inference/v1/generate", asked, headers={"X-Session-ID": name}) for name in "ab"
+        ]
+        assert tokens(answers[0]) == tokens(answers[1])
+        [choice] = answers[0].json()["choices"]
+        assert choice["finish_reason"] == "length"
+        assert len([each["logprob"] for each in choice["logprobs"]["content"]]) == 12
+        assert call(served, "/get_world_size", {}, method="GET").json() == {"world_size": 2}
+        for path, body, query in (
+            ("/pause", None, {"mode": "keep", "clear_cache": "false"}),
+            ("/resume", None, {}),
+            ("/sleep", {"level": 2}, {}),
+            ("/wake_up", {"tags": ["weights"]}, {}),
+            ("/update_weights", {"update_info": {"names": ["a"]}}, {}),
+            ("/wake_up", {"tags": ["kv_cache"]}, {}),
+            ("/reset_prefix_cache", {"reset_running_requests": False}, {}),
+        ):
+            answer = call(served, path, body, params=query)
+            assert answer.status_code == 200, answer.text
+        after = call(served, "/inference/v1/generate", asked)
+        assert tokens(after) != tokens(answers[0])  # by the new weights
+    for each in owners:
+        assert each.paths.count("/wake_up") == 2
+        assert ("/pause", "mode=keep&clear_cache=false", None) in each.calls
+
+
 def test_servers_make_tokens_of_texts_and_images_in_turn(front):
     served, owners = front()
     path = "/v1/chat/completions/render"

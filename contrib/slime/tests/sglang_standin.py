@@ -9,6 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.support.patience import PATIENCE_S
+
 VOCAB = 96
 
 
@@ -37,7 +39,7 @@ class StandInServers:
         self._loop.close()
 
     def _call(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     async def _serve(self, routes: list[Any]) -> str:
         app = web.Application()

@@ -31,6 +31,7 @@ from seer_server.parsing import ParserNames
 from seer_server.process import OrderlyServer
 from seer_server.tokens import own_token, read_token
 from seer_server.trajectories import IDLE_S
+from seer_server.watching import Watcher
 
 __all__ = ["serve_command"]
 
@@ -135,6 +136,13 @@ WINDOW_S = 600.0
     show_default=True,
     help="Do without the scheduler after so many that differ; 0 is never.",
 )
+@click.option(
+    "--watch",
+    "watch_file",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    metavar="FILE",
+    help="With SEER=off: note the lengths and times of requests, for `seer shadow`.",
+)
 @DASHBOARD_OPTION
 def serve_command(
     config: Config,
@@ -154,6 +162,7 @@ def serve_command(
     stall_s: float,
     canary: int,
     canary_stop: int,
+    watch_file: Path | None,
     dashboard_port: int | None,
 ) -> None:
     """Serve OpenAI's completions API from the engines of CONFIG, scheduled by its plug-ins.
@@ -174,6 +183,8 @@ def serve_command(
         raise ConfigError(
             f"--host {host} lets other machines in; name a --token-file that holds what they must bring"
         )
+    if watch_file is not None and not _is_off():
+        raise ConfigError("--watch notes what Seer does not schedule; set SEER=off too")
     journal = None if journal_dir is None else DiskJournal.of_session(journal_dir)
     sockets = _bind(host, port)
     any_port = port == 0
@@ -194,6 +205,7 @@ def serve_command(
             most_requests,
             trust=Trust(most_fallbacks, stall_s, canary, canary_stop, partial(_renew, config)),
             off=_is_off(),
+            watcher=None if watch_file is None else Watcher(watch_file),
             open_completions=open_completions,
             weight_roots=weight_roots,
             journal=journal,

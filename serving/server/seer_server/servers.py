@@ -25,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 from seer_core.errors import EngineError
 from seer_server.broker import BusyError, RolloutBroker
 from seer_server.http import Refused, pieces, unless_disconnected
+from seer_server.watching import Watcher
 
 __all__ = ["CONTROL_CALLS", "ControlCalls", "ControlRoute", "ControlledServer"]
 
@@ -44,7 +45,7 @@ LEAVE_S = 5.0
 WAIT_S = 24 * 3600.0
 """How long a pause waits that is to wait for responses."""
 
-MISSING = 404
+OK, MISSING = 200, 404
 
 
 @runtime_checkable
@@ -199,6 +200,8 @@ class ControlCalls:
     broker: RolloutBroker
     off: bool = False
     """Whether Seer schedules nothing, so that there is nothing to hold."""
+    watcher: Watcher | None = None
+    """Notes the requests that are passed on, if it is there."""
     reasons: set[str] = attrs.Factory(set)
     _turn: asyncio.Lock = attrs.Factory(asyncio.Lock)
     _exclusive: AsyncExitStack | None = None
@@ -270,6 +273,8 @@ class ControlCalls:
             return await self.pass_on(request)
         body = await _read(request)
         query = request.url.query
+        if self.watcher is not None and call.effect is not Effect.NONE:
+            self.watcher.changed()
         async with self._turn:
             servers = await self._having(call.method, path)
             if not self.off:
@@ -304,6 +309,8 @@ class ControlCalls:
             except EngineError as error:
                 failure = error
                 continue
+            if self.watcher is not None and status == OK:
+                found = self.watcher.pieces(body, server.address, found)
             return _Passed(found, stack, status, kind)
         raise Refused(503, f"no server answers: {failure}")
 

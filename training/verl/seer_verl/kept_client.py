@@ -21,7 +21,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from seer_verl.merging import merged_output
 from seer_verl.rows import ROW, BatchRow
-from seer_verl.scheduler import RowJob, RowScheduler
+from seer_verl.scheduler import RowJob, RowScheduler, config_of
 from seer_verl.settings import KeptSettings, kept_settings_of
 from seer_verl.tracking import log_with
 
@@ -64,10 +64,11 @@ class KeptClient(LLMServerClient):
         super().__init__(config, balancer)
         rollout = config.actor_rollout_ref.rollout
         self.settings: KeptSettings = kept_settings_of(rollout)
+        config_of(self.settings)  # what is wrong with it is an error now, and not a dead actor later
         self.usual_agent: str = rollout.agent.default_agent_loop
         self._most_fallbacks = -(-self.settings.most_fallbacks // max(1, rollout.agent.num_workers))
         self._fallbacks = 0
-        self._batch = ""
+        self._opened = False
         self._under_way: dict[str, _Turn] = {}
         self._watching: asyncio.Task[None] | None = None
         actor = ray.remote(num_cpus=0, max_concurrency=1 << 16, max_restarts=-1)(RowScheduler)
@@ -109,8 +110,13 @@ class KeptClient(LLMServerClient):
             try:
                 async with asyncio.timeout(self.settings.wait_s):
                     await self.scheduler.begin.remote(batch, groups, iteration)
+                self._opened = True
                 return True
             except ray.exceptions.RayActorError as error:  # its next life is tried
+                reason = str(error)
+            except ray.exceptions.RayTaskError as error:
+                if not self._opened:  # such as servers that are less exact than is required
+                    raise
                 reason = str(error)
             except TimeoutError:
                 reason = f"it does not answer within {self.settings.wait_s:g} s"
@@ -136,7 +142,8 @@ class KeptClient(LLMServerClient):
         turn = _Turn(self._job(row, prompt, sampling_params, more))
         row.turns += 1
         if not row.batch:
-            return await self._without(turn, "", request_id, prompt, sampling_params, more)
+            reason = "no batch is open with it"
+            return await self._without(turn, reason, request_id, prompt, sampling_params, more)
         self._watch(turn)
         reason = ""
         try:

@@ -22,6 +22,8 @@ class KeptSettings:
     """``off`` is verl without Seer, untouched; ``shadow`` watches verl's own routing, and says what Seer
     would have taken. ``SEER=off`` in the trainer's environment is ``off`` too.
     """
+    record: str = "seer-shadow"
+    """The folder in which a shadow writes what it has watched, on each machine of verl's workers."""
     config: str | None = None
     """A file of Seer's configuration, without engines; without it the plug-ins are ``divided_rollout`` and
     ``context_sched``.

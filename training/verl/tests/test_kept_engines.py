@@ -5,6 +5,7 @@ The servers are stand-ins with the methods of verl's own; ``test_kept_vllm.py`` 
 
 import asyncio
 import os
+import sys
 import time
 from types import SimpleNamespace
 
@@ -112,7 +113,8 @@ class Job:
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    ray.cloudpickle.register_pickle_by_value(verl_standin)
+    for module in (verl_standin, sys.modules[__name__]):  # Ray's workers do not find them
+        ray.cloudpickle.register_pickle_by_value(module)
     os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"  # logical ones
     ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, configure_logging=False)
     yield

@@ -7,6 +7,7 @@ Not here, for want of a GPU: the sleep of an engine, and the way of weights from
 import asyncio
 import os
 import shutil
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -74,6 +75,7 @@ def cluster():
     os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "SEER_KEYED_SAMPLING": "1"}
     os.environ |= {"VLLM_NO_USAGE_STATS": "1", "TRANSFORMERS_OFFLINE": "1"}
     os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"  # logical ones
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers do not find it
     ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, configure_logging=False)
     yield
     ray.shutdown()

@@ -1,0 +1,69 @@
+"""Steps of requests that another scheduler placed: costs, replay, and the time under Seer."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from seer_lab.shadow import StepCosts, WatchedRequest, fit_costs, read_watched, replayed_s, shadow
+from seer_lab.shadow_cli import shadow_command
+
+COSTS = StepCosts(step_s=0.02, request_s=0.001, prompt_s=0.0)
+
+
+def placed(step, lengths, servers):
+    """Return requests that came at once, with the ends that ``COSTS`` give each server."""
+    found = []
+    for server in range(servers):
+        mine = sorted(lengths[server::servers])
+        now, written = 0.0, 0
+        for place, tokens in enumerate(mine):
+            now += (tokens - written) * (COSTS.step_s + COSTS.request_s * (len(mine) - place))
+            written = tokens
+            group = f"g{lengths.index(tokens) // 4}"
+            found.append(
+                WatchedRequest(step, group, f"s{server}", 10, tokens, 1000.0 * step, 1000.0 * step + now)
+            )
+    return found
+
+
+LENGTHS = [40, 44, 41, 43, 300, 310, 305, 320, 60, 62, 64, 61, 500, 33, 520, 34]
+
+
+def test_costs_are_those_under_which_requests_took_as_long_as_they_did():
+    found = fit_costs(placed(0, LENGTHS, 2))
+    assert found.step_s == pytest.approx(COSTS.step_s, rel=0.05)
+    assert found.request_s == pytest.approx(COSTS.request_s, rel=0.2)
+
+
+def test_a_replay_takes_as_long_as_the_step_did():
+    requests = placed(0, LENGTHS, 2)
+    measured = max(each.ended_s for each in requests)
+    assert replayed_s(requests, COSTS, 256) == pytest.approx(measured, rel=1e-6)
+    assert replayed_s(requests, COSTS, 2) > measured
+
+
+def test_later_steps_are_predicted_by_the_costs_of_earlier_ones():
+    lopsided = sorted(LENGTHS)  # the long ones of each step on one of two servers
+    halves = [each for pair in zip(lopsided[:8], lopsided[8:], strict=True) for each in pair]
+    steps = [placed(step, halves, 2) for step in range(2)]
+    first, second = shadow(steps)
+    assert first.own_costs
+    assert not second.own_costs
+    assert abs(second.error) < 0.05
+    assert second.seer_s < second.measured_s
+
+
+def test_the_command_reads_what_several_processes_have_watched(tmp_path):
+    steps = [placed(step, LENGTHS, 2) for step in range(2)]
+    for number in range(2):
+        lines = [
+            json.dumps({name: getattr(each, name) for name in each.__struct_fields__})
+            for each in steps[number]
+        ]
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
+    assert [len(each) for each in read_watched(tmp_path)] == [16, 16]
+    out = tmp_path / "shadow.json"
+    done = CliRunner().invoke(shadow_command, [str(tmp_path), "--json", str(out)])
+    assert done.exit_code == 0, done.output
+    assert [each["step"] for each in json.loads(out.read_text())] == [0, 1]
+    assert "under Seer" in done.output
