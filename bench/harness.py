@@ -43,6 +43,7 @@ CASES = (
     "scheduler",
     "driver_scale",
     "draft_step",
+    "device_steps",
     "served_drafts",
     "remote",
     "server_agents",

@@ -1,24 +1,29 @@
 """Steps of one engine in this process, for ``draft_step``: ``python bench/host_steps.py ENGINE ...``.
 
 Prints a JSON line for each batch and number of drafts: the CPU seconds that this thread took for a step
-outside of the model, a median.  It imports nothing of this package, for it runs in each engine's own
-environment, and under another commit's packages.
+outside of the model, a median; with --waits instead the most often that the host would wait for a device in
+Seer's part of a step, and for what (``device_waits``).  It imports nothing of this package, for it runs in
+each engine's own environment, and under another commit's packages.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from time import thread_time
 from typing import Any
 
 import numpy as np
+import torch
 from seer_worker.process.adapter import ScriptedTokens
 from seer_worker.wire import Start
 
@@ -32,6 +37,92 @@ LOWEST, HIGHEST = 5, 60
 """Token ids of prompts, which the bundled model has."""
 LIMITS = {"kv_cache_bytes": 1 << 26, "max_model_tokens": 3200, "max_running": 256}
 SOURCE = SourceSpec("seer_grouped_spec.source:GroupedSource", {}, 8)
+
+
+def _beside(name: str) -> Any:
+    """Return a module that lies beside this one."""
+    spec = spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class WaitCounter:
+    """Has parts of an engine work on a device that is not there, and counts the waits of the host."""
+
+    def __init__(self) -> None:
+        self._device = _beside("device_waits")
+        self.found: Counter[str] = Counter()
+        self.operations = 0
+
+    def watch(self, holder: Any, name: str, *fields: str) -> None:
+        """Put the tensors of a method's arguments there, and those ``fields`` of other arguments."""
+        call = getattr(holder, name)
+
+        def there(argument: Any) -> Any:
+            named = [each for each in fields if isinstance(getattr(argument, each, None), torch.Tensor)]
+            if not named:
+                return self._device.on_device(argument)
+            made = copy.copy(argument)
+            for each in named:
+                setattr(made, each, self._device.on_device(getattr(argument, each)))
+            return made
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            with self._device.DeviceWaits() as waits:
+                found = call(*map(there, arguments), **{key: there(each) for key, each in options.items()})
+            self.found += waits.found
+            self.operations += waits.operations
+            return self.back(found)
+
+        setattr(holder, name, counted)
+
+    def back(self, found: Any) -> Any:
+        """Return what a call returned, with its tensors in main memory."""
+        for name in ("sampled_token_ids", "logprobs_tensors", "logits_indices"):
+            if hasattr(found, name):
+                setattr(found, name, self._device.off_device(getattr(found, name)))
+        return self._device.off_device(found)
+
+    def take(self) -> tuple[Counter[str], int]:
+        """Return the waits and operations since the last call."""
+        taken = self.found, self.operations
+        self.found, self.operations = Counter(), 0
+        return taken
+
+
+def count_vllm(adapter: Any, counter: WaitCounter) -> None:
+    """Count in what stands in for a part of vLLM's model runner."""
+    runner = runner_of(adapter)
+    if hasattr(runner, "req_states"):
+        counter.watch(runner.sampler, "sample")
+        if runner.rejection_sampler is not None:
+            counter.watch(runner.rejection_sampler, "_verify")
+            counter.watch(runner.speculator, "propose")
+        return
+    counter.watch(runner, "_sample")
+    prepare = runner._calc_spec_decode_metadata
+
+    def prepared(*arguments: Any) -> Any:
+        here, runner.device = runner.device, torch.device("meta")
+        try:
+            return prepare(*arguments)
+        finally:
+            runner.device = here
+
+    runner._calc_spec_decode_metadata = prepared
+    counter.watch(runner, "_calc_spec_decode_metadata")
+
+
+def count_sglang(adapter: Any, counter: WaitCounter) -> None:
+    """Count in what stands in for SGLang's sampler and for what verifies its drafts."""
+    from sglang.srt.speculative import ngram_worker
+
+    counter.watch(adapter.engine.runner, "sampler", "next_token_logits")
+    links = "draft_token", "retrieve_next_token", "retrieve_next_sibling", "positions"
+    counter.watch(ngram_worker, "eagle_sample", "next_token_logits", *links)
 
 
 class OutsideTimer:
@@ -60,14 +151,17 @@ class OutsideTimer:
         return thread_time() - begun_s - (self._inside_s - inside_s)
 
 
-def vllm(start: Callable[..., Start], timer: OutsideTimer) -> Any:
+def vllm(start: Callable[..., Start], timer: OutsideTimer | WaitCounter) -> Any:
     """Return an instance of vLLM."""
     from seer_vllm.instance import VllmAdapter
     from seer_vllm.plugin import Settings, engine_args
 
     settings = Settings(model="weights", dtype="float32", **LIMITS)
     adapter = VllmAdapter(start(engine_args(settings, EXAMPLE / "weights")))
-    timer.leave_out(runner_of(adapter), "_model_forward")
+    if isinstance(timer, WaitCounter):
+        count_vllm(adapter, timer)
+    else:
+        timer.leave_out(runner_of(adapter), "_model_forward")
     return adapter.bench()
 
 
@@ -76,14 +170,17 @@ def runner_of(adapter: Any) -> Any:
     return adapter.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
-def sglang(start: Callable[..., Start], timer: OutsideTimer) -> Any:
+def sglang(start: Callable[..., Start], timer: OutsideTimer | WaitCounter) -> Any:
     """Return an instance of SGLang."""
     from seer_sglang.instance import SglangAdapter
     from seer_sglang.plugin import Settings, engine_args
 
     settings = Settings(model="weights", dtype="float32", **LIMITS)
     adapter = SglangAdapter(start(engine_args(settings, EXAMPLE / "weights")))
-    timer.leave_out(adapter.engine.runner.model, "forward")
+    if isinstance(timer, WaitCounter):
+        count_sglang(adapter, timer)
+    else:
+        timer.leave_out(adapter.engine.runner.model, "forward")
     return adapter.bench()
 
 
@@ -139,12 +236,21 @@ ENGINES = {"vllm": vllm, "sglang": sglang, "paced": paced}
 
 
 def print_steps(
-    make: Callable[..., Any], scratch: str, batches: Sequence[int], drafts: Sequence[int], steps: int
+    make: Callable[..., Any],
+    scratch: str,
+    batches: Sequence[int],
+    drafts: Sequence[int],
+    steps: int,
+    *,
+    waits: bool = False,
 ) -> None:
     """Print the lines of an engine; without any number of ``drafts`` it is one that cannot draft."""
+    counts = WaitCounter()
     timer = OutsideTimer()
     source = SOURCE if drafts else None
-    bench = make(lambda arguments: Start("bench", "", arguments, scratch, source=source), timer)
+    bench = make(
+        lambda arguments: Start("bench", "", arguments, scratch, source=source), counts if waits else timer
+    )
     drawn = np.random.default_rng(0)
     for batch in batches:
         for tokens in drafts or (None,):
@@ -156,9 +262,25 @@ def print_steps(
                 bench.make_up_drafts(tokens)
             for _ in range(WARM_UP):
                 bench.step()
-            found = [timer.time(bench.step) for _ in range(steps)]
+            line: dict[str, Any] = {"batch": batch, "drafts": tokens}
+            if waits:
+                line |= waits_of(bench, counts, steps)
+            else:
+                line["host_s"] = statistics.median(timer.time(bench.step) for _ in range(steps))
             bench.drop(names)
-            print(json.dumps({"batch": batch, "drafts": tokens, "host_s": statistics.median(found)}))
+            print(json.dumps(line))
+
+
+def waits_of(bench: Any, counts: WaitCounter, steps: int) -> dict[str, Any]:
+    """Return the waits and the operations of the step that has most of each."""
+    counts.take()
+    most: Counter[str] = Counter()
+    operations = 0
+    for _ in range(steps):
+        bench.step()
+        found, made = counts.take()
+        most, operations = max(most, found, key=Counter.total), max(operations, made)
+    return {"waits": most.total(), "for": +most, "operations": operations}
 
 
 def main() -> None:
@@ -168,9 +290,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", required=True)
     parser.add_argument("--drafts", type=int, nargs="*", default=[], help="made-up tokens of each request")
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--waits", action="store_true", help="count waits for a device, and take no times")
     options = parser.parse_args()
+    engine = ENGINES[options.engine]
     with tempfile.TemporaryDirectory() as scratch:
-        print_steps(ENGINES[options.engine], scratch, options.batch, options.drafts, options.steps)
+        print_steps(engine, scratch, options.batch, options.drafts, options.steps, waits=options.waits)
     sys.stdout.flush()
     os._exit(0)  # engines' threads have nothing to say any more
 

@@ -25,7 +25,14 @@ SECTIONS = {
     "Does it pay?": ("demo", "cost_models", "unseen_drafts", "paced", "pays", "rivals", "agents"),
     "Are the tokens the same?": ("equality", "models"),
     "What happens when something dies?": ("cluster_faults", "driver_deaths", "remote"),
-    "What does it cost?": ("scheduler", "driver_scale", "draft_step", "served_drafts", "server_agents"),
+    "What does it cost?": (
+        "scheduler",
+        "driver_scale",
+        "draft_step",
+        "device_steps",
+        "served_drafts",
+        "server_agents",
+    ),
     "What has run on a GPU?": ("gpu_reports",),
 }
 """The cases of the first page, by the question that a reader has."""

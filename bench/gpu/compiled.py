@@ -19,18 +19,20 @@ VOCAB = 151_936
 """The vocabulary of the Qwen models."""
 POINTERS = {
     "logits": "*bf16",
-    **dict.fromkeys(("tallies", "seed_of", "position_of", "chosen_of"), "*i64"),
-    **dict.fromkeys(("least_of", "highest_of", "temperature_of", "scores", "peaks", "sums"), "*fp32"),
-    "logprob_of": "*fp32",
-    "tokens": "*i32",
+    **dict.fromkeys(("masses", "seed_of", "position_of", "chosen_of"), "*i64"),
+    **dict.fromkeys(("least_of", "temperature_of", "scores", "peaks", "sums", "logprob_of"), "*fp32"),
+    **dict.fromkeys(("tokens", "tallies"), "*i32"),
+    "highest_of": "*bf16",
 }
 KERNELS: dict[str, dict[str, Any]] = {
-    "score": {"CUT": False},
-    "score, cut": {"CUT": True},
-    "join": {"PARTS": 128},
-    "tally, top-k": {"MASS": False},
-    "tally, top-p": {"MASS": True},
-    "settle, top-p": {"MASS": True},
+    "score": {"CUT": False, "MASS": False},
+    "score, top-p": {"CUT": False, "MASS": True},
+    "score, cut and top-p": {"CUT": True, "MASS": True},
+    "join": {"PARTS": 128, "BOUND": False, "MASS": False},
+    "join, top-k": {"PARTS": 128, "BOUND": True, "MASS": False},
+    "join, top-p": {"PARTS": 128, "BOUND": True, "MASS": True},
+    "tally": {},
+    "settle": {},
 }
 """What kernels are called in tables, and the constants that make each of them."""
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)")
@@ -45,12 +47,14 @@ def compiled(name: str, target: str) -> dict[str, Any]:
     """
     import triton
     from seer_worker.sampling import kernels
-    from seer_worker.sampling.fused import BLOCK, LAUNCH
+    from seer_worker.sampling.fused import BLOCK, JOINED, LAUNCH
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     function = getattr(kernels, name.partition(",")[0])
-    constants = {"ROWS": 1, "BLOCK": BLOCK, **KERNELS[name]}
+    wide = KERNELS[name].get("BOUND", False)
+    launch = JOINED if wide else LAUNCH
+    constants = {"ROWS": 1, "BLOCK": BLOCK * (2 if wide else 1), **KERNELS[name]}
     constants = {key: value for key, value in constants.items() if key in function.arg_names}
     kinds = {**POINTERS, "limit_of": "*fp32" if constants.get("MASS") else "*i32"}
     signature = {
@@ -67,10 +71,10 @@ def compiled(name: str, target: str) -> dict[str, Any]:
         triton.knobs.compilation.always_compile = True
         triton.knobs.nvidia.dump_ptxas_log = True
         binary = triton.compile(
-            source, target=GPUTarget("cuda", TARGETS[target].capability, 32), options=LAUNCH
+            source, target=GPUTarget("cuda", TARGETS[target].capability, 32), options=launch
         )
     found = instructions(binary.asm["cubin"], triton.knobs.nvidia.nvdisasm.path)
-    logits = constants.get("BLOCK", 0) // (32 * LAUNCH["num_warps"])
+    logits = constants.get("BLOCK", 0) // (32 * launch["num_warps"])
     return {
         "kernel": name,
         "target": target,

@@ -125,7 +125,7 @@ def job_of(machine: GpuMachine, kinds: Sequence[DraftedSteps]) -> Row:
     }
 
 
-def bench_of(settings: Row, shape: Row, folder: Path, *, drafts: bool) -> Any:
+def adapter_of(settings: Row, shape: Row, folder: Path, *, drafts: bool) -> Any:
     """Return an engine in this process, whose model is written into ``folder``."""
     from seer_vllm.instance import VllmAdapter
     from seer_vllm.plugin import Settings, engine_args
@@ -138,7 +138,7 @@ def bench_of(settings: Row, shape: Row, folder: Path, *, drafts: bool) -> Any:
     (folder / "config.json").write_text(json.dumps({**base, **HEADS, **shape, **layers}))
     arguments = engine_args(Settings(model=str(folder), **settings), folder)
     source = SourceSpec("seer_grouped_spec.source:GroupedSource", {}, DRAFT_TOKENS) if drafts else None
-    return VllmAdapter(Start("bench", "", arguments, str(folder), source=source)).bench()
+    return VllmAdapter(Start("bench", "", arguments, str(folder), source=source))
 
 
 def time_steps(
@@ -147,7 +147,7 @@ def time_steps(
     """Return the seconds of a step of an engine in this process."""
     drafts = kinds[0][1] is not None
     with tempfile.TemporaryDirectory() as folder:
-        bench = bench_of(settings, shape, Path(folder), drafts=drafts)
+        bench = adapter_of(settings, shape, Path(folder), drafts=drafts).bench()
         return {
             f"{name}/{batch}": timed(bench, name, batch, tokens if drafts else None, steps, rounds)
             for batch in batches

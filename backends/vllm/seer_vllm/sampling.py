@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from seer_worker.sampling.controls import Controlled, control
 from seer_worker.sampling.grammars import grammars_of
 from seer_worker.sampling.keyed import PLACEHOLDER, rows_at_once, verify
 from seer_worker.sampling.sampler import LogitRecorder
+from seer_worker.sampling.sending import sent
 from torch import Tensor
 
 from seer_core.model.arrays import LEAST_LOGPROB
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VllmSampler", "install"]
 
-NO_PLACES: Ints = np.zeros(0, dtype=np.int64)
+NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 
 
 class VllmSampler:
@@ -67,33 +68,63 @@ class VllmSampler:
         drafted = 0 if drafts is None else len(drafts.token_ids)
         if len(logits) != requests + drafted:
             raise RuntimeError(f"{len(logits)} rows of logits for {requests} requests and {drafted} drafts")
-        width = metadata.max_num_logprobs
+        row_of = None
         if drafts is None or not drafted:
-            chosen, own = self._choose(logits, None, self._positions(logits.device))
-            tokens, places, owner = chosen[:, None], None, np.arange(requests)
+            positions = self._positions()
+            chosen, own = self._choose(logits, Rows(None, positions, None, sent(positions, logits.device)))
+            tokens, owner = chosen[:, None], np.arange(requests)
+        elif logits.device.type == "cpu":
+            tokens, row_of, rows = self._verify_in_rounds(logits, drafts)
+            logits, owner, own = logits[torch.from_numpy(rows)], drafts.owner[rows], None
+            chosen = tokens.flatten()[tokens.flatten() != PLACEHOLDER]
         else:
-            tokens, places, rows = self._verify(logits, drafts)
-            logits, owner, own = logits[torch.from_numpy(rows).to(logits.device)], drafts.owner[rows], None
+            tokens, row_of, chosen, own = self._verify(logits, drafts)
+            owner = drafts.owner
         logprobs = None
+        width = metadata.max_num_logprobs
         if width is not None:
-            flat, asking = tokens.flatten(), np.flatnonzero(self._asking[owner]) if width else NO_PLACES
+            asking = np.flatnonzero(self._asking[owner]) if width else NO_ROWS
             every = None
             if own is None or len(asking):
                 every = logits.to(torch.float32).log_softmax(-1)
-                own = every.gather(1, (flat if places is None else flat[places])[:, None])[:, 0]
-            logprobs = _logprobs_tensors(flat, places, own, every, asking, width)
+                own = every.gather(1, chosen[:, None])[:, 0]
+            logprobs = _logprobs_tensors(chosen, own, every, asking, width, row_of)
         return SamplerOutput(sampled_token_ids=tokens.to(torch.int32), logprobs_tensors=logprobs)
 
-    def _verify(self, logits: Tensor, drafts: StepDrafts) -> tuple[Tensor, Tensor, Ints]:
-        """Return tokens, where among them (flattened) there are some, and the row of logits behind each."""
-        device = logits.device
+    def _verify(self, logits: Tensor, drafts: StepDrafts) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Sample all rows, and follow each request's drafts, without a wait for the device.
+
+        Returns:
+            The tokens, -1 after a request's last, of which row each of these places is, flattened, and the
+            choice in every row.
+        """
+        positions = self._positions()[drafts.owner] + drafts.depth
+        parts = drafts.owner, positions, drafts.behind, drafts.first, drafts.counts
+        owners, places, behind, first, counts = sent(np.concatenate(parts), logits.device).split_with_sizes(
+            [len(each) for each in parts]
+        )
+        chosen, own = self._choose(logits, Rows(drafts.owner, positions, owners, places))
+        columns = torch.arange(int(drafts.counts.max()) + 1, device=logits.device)
+        row_of = first[:, None] + torch.minimum(columns, counts[:, None])
+        tokens = chosen[row_of]
+        goes_on = (columns < counts[:, None]) & (behind[row_of] == tokens)
+        for token in self._last.tolist():
+            goes_on &= tokens != token
+        there = torch.cat([torch.ones_like(goes_on[:, :1]), goes_on[:, :-1]], dim=1).cumprod(dim=1)
+        return tokens.masked_fill(there == 0, PLACEHOLDER), row_of.flatten(), chosen, own
+
+    def _verify_in_rounds(self, logits: Tensor, drafts: StepDrafts) -> tuple[Tensor, Tensor, Ints]:
+        """Return the tokens, of which kept row each place is, and the kept rows.
+
+        On a CPU, where nothing waits for the host, rows behind a mismatch need not be sampled.
+        """
         first, owner = drafts.first, drafts.owner
-        positions = self._positions(torch.device("cpu")).numpy()[owner] + np.arange(len(owner)) - first[owner]
+        positions = self._positions()[owner] + drafts.depth
 
         def choose(rows: Ints) -> Ints:
-            part = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(device)]
-            requests, places = (torch.from_numpy(values[rows]).to(device) for values in (owner, positions))
-            return self._choose(part, requests, places)[0].cpu().numpy()
+            part = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows)]
+            columns = owner[rows], positions[rows]
+            return self._choose(part, Rows(*columns, *map(torch.from_numpy, columns)))[0].numpy()
 
         sampled, kept = verify(choose, drafts.counts, drafts.token_ids, self._last, rows_at_once(logits))
         columns = np.arange(drafts.counts.max() + 1)
@@ -101,47 +132,37 @@ class VllmSampler:
         rows = (first[:, None] + columns)[there]
         tokens = np.full(there.shape, PLACEHOLDER, dtype=np.int64)
         tokens[there] = sampled[rows]
-        on_device, places = (torch.from_numpy(each).to(device) for each in (tokens, np.flatnonzero(there)))
-        return on_device, places, rows
+        return torch.from_numpy(tokens), torch.from_numpy(np.cumsum(there) - 1), rows
 
-    def _choose(
-        self, logits: Tensor, requests: Tensor | None, positions: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return each row's token, and its raw log-prob if the choice found it in passing.
-
-        Row r is of request ``requests[r]``, or of request r.
-        """
+    def _choose(self, logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        """Return each row's token, and its raw log-prob if the choice found it in passing."""
         metadata = self._runner.input_batch.sampling_metadata
+        seeds = self._seeds_on(logits.device)
+        if rows.owners is not None:
+            seeds = seeds[rows.owners]
         if self.watch.on:
-            seeds = self._seeds_on(logits.device)
-            self.watch.see(logits, seeds if requests is None else seeds[requests], positions)
-        controlled = self._control(logits, requests, positions)
+            self.watch.see(logits, seeds, rows.places)
+        controlled = self._control(logits, rows)
         if metadata.all_greedy:
             return controlled.argmax(dim=-1), None
-        seeds = self._seeds_on(logits.device)
+
+        def by_row(values: Any) -> Any:
+            return values if values is None or rows.owners is None else values[rows.owners]
+
         temperature, top_k, top_p, min_p = (
-            metadata.temperature,
-            metadata.top_k,
-            metadata.top_p,
-            self._min_p,
+            by_row(each) for each in (metadata.temperature, metadata.top_k, metadata.top_p, self._min_p)
         )
-        if requests is not None:
-            seeds = seeds[requests]
-            temperature, top_k, top_p, min_p = (
-                None if values is None else values[requests] for values in (temperature, top_k, top_p, min_p)
-            )
-        chosen, logprobs = chosen_by_key(controlled, temperature, top_k, top_p, seeds, positions, min_p)
+        chosen, logprobs = chosen_by_key(controlled, temperature, top_k, top_p, seeds, rows.places, min_p)
         return chosen, logprobs if controlled is logits else None
 
-    def _control(self, logits: Tensor, requests: Tensor | None, positions: Tensor) -> Tensor:
+    def _control(self, logits: Tensor, rows: Rows) -> Tensor:
         """Return logits as the sampling of each row's request has them."""
-        self._seeds_on(logits.device)
         if not self._controlled:
             return logits
-        owners = range(len(logits)) if requests is None else requests.tolist()
+        owners = range(len(logits)) if rows.owner is None else rows.owner.tolist()
         texts = self._runner.input_batch.token_ids_cpu
-        rows = []
-        for row, (request, position) in enumerate(zip(owners, positions.tolist(), strict=True)):
+        found = []
+        for row, (request, position) in enumerate(zip(owners, rows.positions.tolist(), strict=True)):
             params = self._controlled.get(request)
             if params is not None:
                 extra = params.extra_args or {}
@@ -149,8 +170,8 @@ class VllmSampler:
                 sampling, prompt_tokens, id = (
                     extra[each] for each in ("sampling", "context_tokens", "request")
                 )
-                rows.append(Controlled(row, sampling, prompt_tokens, text, ends, id))
-        return control(logits, rows, partial(grammars_of, self._runner.model_config.model, logits.shape[1]))
+                found.append(Controlled(row, sampling, prompt_tokens, text, ends, id))
+        return control(logits, found, partial(grammars_of, self._runner.model_config.model, logits.shape[1]))
 
     def _seeds_on(self, device: torch.device) -> Tensor:
         """Return the requests' seeds, kept while the batch stays."""
@@ -160,63 +181,70 @@ class VllmSampler:
             requests = self._runner.requests
             params = [requests[id].sampling_params for id in self._request_ids]
             seeds = [each.extra_args["seed"] for each in params]
-            self._seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
+            self._seeds = sent(np.array(seeds, dtype=np.int64), device)
             self._controlled = {
                 place: each for place, each in enumerate(params) if "sampling" in each.extra_args
             }
             self._asking = np.array([bool(each.logprobs) for each in params])
             sampling = [each.extra_args.get("sampling") for each in params]
             min_p = [0.0 if each is None else each.min_p for each in sampling]
-            self._min_p = torch.tensor(min_p, dtype=torch.float32, device=device) if any(min_p) else None
+            self._min_p = sent(np.array(min_p, dtype=np.float32), device) if any(min_p) else None
         return self._seeds
 
-    def _positions(self, device: torch.device) -> Tensor:
+    def _positions(self) -> Ints:
         """Return the position of each request's next token."""
         batch = self._runner.input_batch
-        counts = batch.num_tokens_no_spec[: len(batch.req_ids)]
-        return torch.from_numpy(counts.astype(np.int64)).to(device)
+        return batch.num_tokens_no_spec[: len(batch.req_ids)].astype(np.int64)  # type: ignore[no-any-return]
+
+
+class Rows(NamedTuple):
+    """The request of each row of logits, None if row r is of request r, and the position of its token.
+
+    Both in main memory, int64 [rows], and again where the logits are.
+    """
+
+    owner: Ints | None
+    positions: Ints
+    owners: Tensor | None
+    places: Tensor
 
 
 def _logprobs_tensors(
-    tokens: Tensor, places: Tensor | None, own: Tensor, every: Tensor | None, asking: Ints, width: int
+    tokens: Tensor, own: Tensor, every: Tensor | None, asking: Ints, width: int, row_of: Tensor | None = None
 ) -> Any:
-    """Return vLLM's ``LogprobsTensors`` [len(tokens), 1 + width]; every rank is 0.
+    """Return vLLM's ``LogprobsTensors`` [rows, 1 + width]; every rank is 0.
 
     vLLM's own way would rank the token too, in a function compiled by inductor: three seconds of a first
     step, and a C++ compiler at run time.
 
     Args:
-        tokens: the tokens, in a step [most tokens of a request x requests].
-        places: where among them there are some; None: everywhere.
-        own: the log-prob of each of these.
-        every: log-probs of all tokens at each of these places; needed where one asks for the most probable.
-        asking: the places whose requests ask for the most probable tokens too, by their index.
+        tokens: the token of each row.
+        own: its log-prob.
+        every: log-probs of all tokens in each row; needed where one asks for the most probable.
+        asking: the rows whose requests ask for the most probable tokens too, by their index.
         width: the most that one asks for.
+        row_of: which rows to return, where vLLM has more places than there are tokens.
     """
     from vllm.v1.outputs import LogprobsTensors
 
-    ranks = torch.zeros_like(tokens)
-    if places is None:
-        if not width:
-            return LogprobsTensors(tokens[:, None].to(torch.int32), own[:, None], ranks)
-        places = torch.arange(len(tokens), device=tokens.device)
-    ids = tokens.new_zeros(len(tokens), 1 + width)
-    values = own.new_zeros(len(tokens), 1 + width)
-    ids[:, 0] = tokens
-    values[places, 0] = own
+    ids, values = tokens[:, None], own[:, None]
+    if width:
+        ids, values = (torch.nn.functional.pad(each, (0, width)) for each in (ids, values))
     if width and every is not None:
-        rows = torch.from_numpy(asking).to(own.device)
+        rows = sent(asking, own.device)
         top = every[rows].topk(width)
-        ids[places[rows], 1:] = top.indices
-        values[places[rows], 1:] = top.values.clamp(min=LEAST_LOGPROB)
-    return LogprobsTensors(ids.to(torch.int32), values, ranks)
+        ids[rows, 1:] = top.indices
+        values[rows, 1:] = top.values.clamp(min=LEAST_LOGPROB)
+    if row_of is not None:
+        ids, values = ids[row_of], values[row_of]
+    return LogprobsTensors(ids.to(torch.int32), values, torch.zeros_like(ids[:, 0]))
 
 
 def gather_prompt_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> Any:
     """Stand in for vLLM's ``Sampler.gather_logprobs``, which here is called for prompts alone."""
     tokens = token_ids.long()
     own = logprobs.gather(1, tokens[:, None])[:, 0]
-    found = _logprobs_tensors(tokens, None, own, logprobs, np.arange(len(tokens)), num_logprobs)
+    found = _logprobs_tensors(tokens, own, logprobs, np.arange(len(tokens)), num_logprobs)
     found.logprobs.clamp_(min=LEAST_LOGPROB)
     return found
 
@@ -239,12 +267,17 @@ class StepDrafts:
         """The first row of logits of each request."""
         self.owner = np.repeat(np.arange(len(counts)), rows)
         """The request of each row."""
-        places = (ends - stops)[self.owner] + np.arange(len(self.owner))
-        drafted = np.ones(len(places), dtype=np.bool_)
-        drafted[self.first] = False
-        self.token_ids: Ints = token_ids[places[drafted]].astype(np.int64)
+        row = np.arange(len(self.owner))
+        self.depth = row - self.first[self.owner]
+        """How many drafts of its request stand before each row."""
+        places = (ends - stops)[self.owner] + row
+        follows = self.depth > 0
+        self.token_ids: Ints = token_ids[places[follows]].astype(np.int64)
         """All draft tokens, request by request."""
-        self.logits_indices = torch.from_numpy(places).to(device)
+        self.behind = np.full(len(row), PLACEHOLDER, dtype=np.int64)
+        """The draft behind each row; -1 for none."""
+        self.behind[row[follows] - 1] = self.token_ids
+        self.logits_indices = sent(places, device)
         """The places among the step's tokens whose logits are wanted."""
 
 

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from seer_worker.sampling.sending import sent
 from torch import Tensor
 
 from seer_vllm.proposer import Proposer
@@ -69,7 +71,7 @@ class Speculator:
             sampled, rows[:, 0], lambda row, start, stop: texts[slots[row], start:stop].tolist()
         )
         padded = [[*draft, *[0] * (width - len(draft))] for draft in self._drafts]
-        return torch.tensor(padded, dtype=torch.int64, device=device)
+        return sent(np.array(padded, dtype=np.int64), device)
 
     def take_drafts(self) -> Any:
         """Return vLLM's ``DraftTokenIds`` for the scheduler."""

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from seer_vllm.sampling import StepDrafts, VllmSampler  # noqa: E402
+from seer_vllm.sampling import Rows, StepDrafts, VllmSampler  # noqa: E402
 from seer_vllm.second_runner_sampling import SecondRunnerSampler  # noqa: E402
 from seer_worker.sampling import keyed  # noqa: E402
 
@@ -29,10 +29,11 @@ def test_rows_sampled_in_blocks_are_the_same(monkeypatch, block):
     ]
     sampler = VllmSampler(SimpleNamespace(input_batch=batch, requests=requests))
     logits = torch.randn(2 * count, 131, generator=torch.Generator().manual_seed(4)) * 3
-    owners, positions = torch.arange(2 * count) // 2, torch.arange(2 * count) * 5
-    together, _ = sampler._choose(logits, owners, positions)
+    columns = np.arange(2 * count) // 2, np.arange(2 * count) * 5
+    rows = Rows(*columns, *map(torch.from_numpy, columns))
+    together, _ = sampler._choose(logits, rows)
     monkeypatch.setattr(keyed, "CPU_BLOCK", block)
-    assert torch.equal(sampler._choose(logits, owners, positions)[0], together)
+    assert torch.equal(sampler._choose(logits, rows)[0], together)
 
 
 def test_in_the_second_runner_the_host_never_waits_for_a_device():

@@ -19,4 +19,4 @@ def test_a_kernel_compiles_for_each_gpu_without_spills_and_rounds_as_often_as_py
     found = compiled(name, target)
     assert found["registers"] <= REGISTERS
     assert found["spilled"] == 0
-    assert found["fused"] == 0 or name == "join"  # whose log-probs need not have the same bits
+    assert found["fused"] == 0 or name.startswith("join")  # whose log-probs need not have the same bits

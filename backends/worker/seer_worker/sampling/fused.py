@@ -1,8 +1,9 @@
 """Keyed sampling on a device, by the kernels of ``kernels``: the tokens of ``keyed.keyed_choices``.
 
 Without top-k and top-p the logits are read once, plus one of them for the log-prob.  Min-p and top-p take
-their maximum first.  Top-k and top-p look for the logit at which they cut: a search of four bits a pass, so
-four passes over bfloat16 logits and eight over float32 ones, each.  A sort would move more bytes, and sums
+their maximum first.  With top-k or top-p they are read once more, to see that the token is within, and twice
+more for each token that is not.  With both the cut of top-k is looked for before: a search of four bits a
+pass, so four passes over bfloat16 logits and eight over float32 ones.  A sort would move more bytes, and sums
 over a sorted row of floats depend on how a device splits them.  No shape depends on data, and the host
 never waits.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ DIGITS = {torch.bfloat16: 4, torch.float16: 5, torch.float32: 8}
 """Digits of four bits by which two logits of a type differ at the latest."""
 LAUNCH = {"num_warps": WARPS, "enable_fp_fusion": False}
 """How kernels are launched.  Triton's default for fusion changes with 3.10."""
+JOINED = {**LAUNCH, "num_warps": 2 * WARPS}
+"""How a program is launched that has a whole row, in blocks of twice the size."""
 
 
 def usable(logits: Tensor) -> bool:
@@ -75,44 +77,48 @@ def fused_choices(
         return torch.empty(shape, dtype=dtype, device=logits.device)
 
     highest = least = empty(0)
-    cut = not (top_k is None and top_p is None and min_p is None)
-    if cut:
-        least = torch.full((rows,), -torch.inf, device=logits.device)
+    searched = top_k is not None and top_p is not None
     if top_p is not None or min_p is not None:
-        highest = logits.amax(dim=-1).to(torch.float32)
+        highest = logits.amax(dim=-1)
     if min_p is not None:
-        least = least_by_min_p(highest, temperature, min_p)
-    if top_p is not None:
-        highest = highest.masked_fill(highest == -torch.inf, 0.0)
-    digits = DIGITS[logits.dtype]
-    for limit, mass in ((top_k, False), (top_p, True)):
-        if limit is None:
-            continue
-        tallies = torch.zeros(rows, kernels.DIGITS.value, 16, dtype=torch.int64, device=logits.device)
-        search: dict[str, Any] = {"MASS": mass, "ROWS": height, **LAUNCH}
+        least = least_by_min_p(highest.to(torch.float32), temperature, min_p)
+    elif searched:
+        least = torch.full((rows,), -torch.inf, device=logits.device)
+    if searched:
+        digits = DIGITS[logits.dtype]
+        tallies = torch.zeros(rows, kernels.DIGITS.value, 16, dtype=torch.int32, device=logits.device)
         for digit in range(digits):
             kernels.tally[grid](
-                *(logits, logits.stride(0), least, highest, temperature, limit, tallies, rows, vocab, digit),
+                *(logits, logits.stride(0), least, top_k, tallies, rows, vocab, digit),
+                ROWS=height,
                 BLOCK=width,
-                **search,
+                **LAUNCH,
             )
-        kernels.settle[grid[:1]](tallies, limit, least, rows, digits, **search)
+        kernels.settle[grid[:1]](tallies, top_k, least, rows, digits, ROWS=height, **LAUNCH)
+    limit = top_k if top_p is None else top_p
     scores, peaks, sums = empty(rows, parts), empty(rows, parts), empty(rows, parts)
-    tokens = empty(rows, parts, dtype=torch.int32)
+    tokens, masses = empty(rows, parts, dtype=torch.int32), least
+    if top_p is not None:
+        masses = empty(rows, parts, dtype=torch.int64)
+    keys = highest, temperature, seeds, positions
     kernels.score[grid](
-        *(logits, logits.stride(0), least, temperature, seeds, positions, scores, tokens, peaks, sums),
-        *(rows, vocab, parts),
-        CUT=cut,
+        *(logits, logits.stride(0), least, *keys, scores, tokens, peaks, sums, masses, rows, vocab, parts),
+        CUT=searched or min_p is not None,
+        MASS=top_p is not None,
         ROWS=height,
         BLOCK=width,
         **LAUNCH,
     )
     chosen, logprobs = empty(rows, dtype=torch.int64), empty(rows)
     kernels.join[grid[:1]](
-        *(logits, logits.stride(0), scores, tokens, peaks, sums, chosen, logprobs, rows, parts),
+        *(logits, logits.stride(0), scores, tokens, peaks, sums, masses),
+        *(temperature if limit is None else limit, *keys, chosen, logprobs, rows, vocab, parts),
+        BOUND=limit is not None,
+        MASS=top_p is not None,
         ROWS=height,
+        BLOCK=2 * width,
         PARTS=_power_of_2(parts),
-        **LAUNCH,
+        **(LAUNCH if limit is None else JOINED),
     )
     return chosen, logprobs
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from seer_worker.process.adapter import LogitRow
 from seer_worker.sampling.choice import chosen_by_key
 from seer_worker.sampling.controls import Controlled, control
 from seer_worker.sampling.grammars import Grammars
+from seer_worker.sampling.sending import read, sent
 
 __all__ = ["LogitRecorder", "Sampler"]
 
@@ -59,6 +61,8 @@ class Sampler:
     ) -> tuple[list[int], list[float]]:
         """Return the next token of each chunk, and its log-prob in the model's own distribution.
 
+        The host waits once for a device.
+
         Args:
             logits: one row for each chunk, [jobs, vocab].
             jobs: the chunks.
@@ -67,28 +71,40 @@ class Sampler:
             ends: the tokens with which the model ends a response.
             grammars: returns those of the model; without it no sampling may have structured outputs.
         """
+        places = sent(np.array(positions, dtype=np.int64), self._device)
+        return self.choose_at(logits, jobs, places, text, ends, grammars)[:2]
+
+    def choose_at(
+        self,
+        logits: Tensor,
+        jobs: Sequence[ChunkJob],
+        places: Tensor,
+        text: Callable[[int], Sequence[int]] | None = None,
+        ends: Collection[int] = (),
+        grammars: Callable[[], Grammars] | None = None,
+    ) -> tuple[list[int], list[float], list[int]]:
+        """Do the same for positions where the logits are, int64 [jobs]; they come back with the tokens."""
         sampling = [job.sampling for job in jobs]
-        seeds, places = self._column([job.seed for job in jobs]), self._column(positions)
         top_k = [min(each.top_k, self._vocab_size) or self._vocab_size for each in sampling]
+        seeds, highest = sent(np.array([[job.seed for job in jobs], top_k], dtype=np.int64), self._device)
+        fractions = np.array([[each.temperature, each.top_p, each.min_p] for each in sampling], np.float32)
+        temperature, top_p, min_p = sent(np.ascontiguousarray(fractions.T), self._device)
         self.watch.see(logits, seeds, places)
         controlled = control(logits, _controlled(jobs, text, ends), grammars)
         chosen, logprobs = chosen_by_key(
             controlled,
-            self._fractions([each.temperature for each in sampling]),
-            self._column(top_k) if min(top_k) < self._vocab_size else None,
-            self._fractions([each.top_p for each in sampling])
-            if any(each.top_p < 1 for each in sampling)
-            else None,
+            temperature,
+            highest if min(top_k) < self._vocab_size else None,
+            top_p if any(each.top_p < 1 for each in sampling) else None,
             seeds,
             places,
-            self._fractions([each.min_p for each in sampling])
-            if any(each.min_p for each in sampling)
-            else None,
+            min_p if any(each.min_p for each in sampling) else None,
         )
         # Beside the most probable tokens a token's own log-prob comes from the same operation as theirs.
         if logprobs is None or controlled is not logits or any(each.top_logprobs for each in sampling):
             logprobs = logits.to(torch.float32).log_softmax(-1).gather(1, chosen[:, None])[:, 0]
-        return chosen.tolist(), logprobs.tolist()
+        tokens, found, at = read(chosen, logprobs, places)
+        return tokens.tolist(), found.tolist(), at.tolist()
 
     def most_probable(self, logits: Tensor, jobs: Sequence[ChunkJob]) -> list[list[tuple[int, float]]]:
         """Return as many of the most probable tokens as each chunk asks for, with their log-probs.
@@ -98,19 +114,13 @@ class Sampler:
             jobs: the chunks.
         """
         widths = [job.sampling.top_logprobs for job in jobs]
-        asking = self._column([row for row, width in enumerate(widths) if width])
-        top = logits[asking].to(torch.float32).log_softmax(-1).topk(max(widths))
+        asking = np.array([row for row, width in enumerate(widths) if width], dtype=np.int64)
+        top = logits[sent(asking, self._device)].to(torch.float32).log_softmax(-1).topk(max(widths))
         found: list[list[tuple[int, float]]] = [[] for _ in jobs]
         values = top.values.clamp(min=LEAST_LOGPROB)
         for row, *pairs in zip(asking.tolist(), top.indices.tolist(), values.tolist(), strict=True):
             found[row] = list(zip(*pairs, strict=True))[: widths[row]]
         return found
-
-    def _fractions(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self._device)
-
-    def _column(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
 def _controlled(
