@@ -33,6 +33,8 @@ from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec
 from tests.support.virtual_time import SkippedTime
 
+pytest.register_assert_rewrite("backends.tests")  # before any file imports a part of it
+
 T = TypeVar("T")
 
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN = 128, 192, 4, 6, 2, 32, 512

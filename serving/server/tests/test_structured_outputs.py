@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -15,7 +16,7 @@ from seer_core.model import StructuredOutputs
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.engine import ModelInfo
 from seer_core.scheduling.scheduler import Policies, Slot
-from tests.support.eventually import PATIENCE_S
+from tests.support.eventually import PATIENCE_S, aeventually
 
 pytest.importorskip("xgrammar", reason="vLLM is not installed: `make setup` installs it")
 
@@ -184,11 +185,12 @@ def test_a_form_that_was_late_once_is_taken_when_it_has_been_read(monkeypatch):
         with pytest.raises(FieldError, match="s to read; simplify it"):
             await checks.require(form, "structured_outputs")
         read.set()
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                try:
-                    return await checks.require(form, "structured_outputs")
-                except FieldError:
-                    await asyncio.sleep(0.01)
+
+        async def is_taken():
+            with suppress(FieldError):
+                await checks.require(form, "structured_outputs")
+                return True
+
+        await aeventually(is_taken)
 
     asyncio.run(ask_twice())
