@@ -1,0 +1,122 @@
+"""verl's manager, workers, client and balancer over stand-ins of its servers, in one process without Ray."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+import seer_verl.kept_client
+from batches import batch, responses
+from seer_verl.agent_loop import AgentLoopManager, AgentLoopWorker
+from seer_verl.kept_client import KeptClient
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
+from verl_standin import Here, StandInServer
+
+CONFIG = """
+[engine.remote]
+require = "exact"
+poll_s = 0.05
+[plugin.divided_rollout]
+chunk_tokens = 4
+"""
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+class Answer:
+    """In the place of a reference of Ray's."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __await__(self):
+        return self._found().__await__()
+
+    async def _found(self):
+        return await self.value if asyncio.iscoroutine(self.value) else self.value
+
+
+class Local:
+    """An object of this process, called as an actor of Ray's."""
+
+    def __init__(self, found):
+        self.found = found
+
+    def __getattr__(self, name):
+        method = getattr(self.found, name)
+        return SimpleNamespace(remote=lambda *args, **more: Answer(method(*args, **more)))
+
+
+def get(found, timeout=None):
+    return [get(each) for each in found] if isinstance(found, list) else found.value
+
+
+@pytest.fixture
+def start(monkeypatch, configure, tmp_path):
+    """Return a function that makes a manager, the stand-ins, and Seer's scheduler."""
+    schedulers = []
+
+    def remote(**options):
+        def actor(kind):
+            def make(*args):
+                schedulers.append(kind(*args))
+                return Local(schedulers[-1])
+
+            return SimpleNamespace(remote=make)
+
+        return actor
+
+    ray = SimpleNamespace(get=get, put=lambda value: value, remote=remote, kill=None, exceptions=None)
+    ray.exceptions = seer_verl.kept_client.ray.exceptions
+    monkeypatch.setattr(seer_verl.kept_client, "ray", ray)
+    path = tmp_path / "seer.toml"
+    path.write_text(CONFIG, "utf-8")
+
+    def make(token_s=0.0):
+        config = configure(
+            None,
+            f"{ROLLOUT}.name=vllm",
+            f"{ROLLOUT}.engine_kwargs.seer.config={path}",
+            f"{ROLLOUT}.engine_kwargs.seer.look_s=0.05",
+            workers=2,
+        )
+        servers = [StandInServer(str(number), token_s, make=TokenOutput) for number in range(2)]
+        balancer = GlobalRequestLoadBalancer({each.name: Here(each) for each in servers})
+        manager = AgentLoopManager(config, LLMServerClient(config, Local(balancer)))
+        workers = [AgentLoopWorker(config, manager.llm_client) for _ in range(2)]
+        manager.agent_loop_workers = [
+            SimpleNamespace(generate_sequences=SimpleNamespace(remote=each.generate_sequences))
+            for each in workers
+        ]
+        assert isinstance(manager.llm_client, KeptClient)
+        return manager, servers, schedulers[-1]
+
+    return make
+
+
+def test_a_batch_is_divided_over_both_servers(start):
+    manager, servers, scheduler = start()
+    output = manager.generate_sequences(batch(groups=4, step=1))
+    assert set(output.non_tensor_batch["seer_fallback"]) == {False}
+    assert scheduler.metrics()["seer/requests"] == 12
+    for server in servers:
+        assert any(each["sampling"]["max_tokens"] == 4 for each in server.requests)
+
+
+def test_where_seer_answers_no_more_verls_own_client_goes_on_behind_the_tokens_so_far(start):
+    manager, servers, scheduler = start(token_s=0.1)
+    progress, seen = scheduler.progress, set()
+
+    def failing(wanted):
+        if len(seen) == 12:
+            raise RuntimeError("it is dead")
+        found = progress(wanted)
+        seen.update(found["written"])
+        return found
+
+    scheduler.progress = failing
+    output = manager.generate_sequences(batch(groups=4, step=1))
+    assert any(output.non_tensor_batch["seer_fallback"])
+    stock = [each for server in servers for each in server.requests if "seed" not in each["sampling"]]
+    assert {len(each["prompt"]) for each in stock} <= {8, 12}  # four of the prompt, and chunks
+    assert all(len(tokens) == 12 or tokens[-1] == 7 for tokens, _ in responses(output))
