@@ -70,11 +70,28 @@ class DeviceWaits(TorchDispatchMode):
         """How often the host waited, by what for."""
         self.operations = 0
         """How many operations there were on the device."""
+        self._make = torch.tensor
 
     @property
     def total(self) -> int:
         """How often the host waited."""
         return self.found.total()
+
+    def __enter__(self) -> DeviceWaits:
+        """Count from now on; ``torch.tensor`` makes what it makes where no operation can be seen."""
+
+        def make(values: Any, *arguments: Any, device: Any = None, **named: Any) -> torch.Tensor:
+            made = self._make(values, *arguments, **named)
+            return made if device is None else made.to(device)
+
+        self._make = torch.tensor
+        torch.tensor = make
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *error: Any) -> None:
+        """Count no more."""
+        torch.tensor = self._make
+        super().__exit__(*error)
 
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Sequence[Any] = (), named: Mapping[str, Any] | None = None
