@@ -141,10 +141,8 @@ def serve_seer(serve_vllm: Callable[..., ServerProcess]) -> Callable[..., Server
     flags += ["--kv-transfer-config", json.dumps(kv)]
     seer = {"SEER_KEYED_SAMPLING": "1", "VLLM_PLUGINS": "seer", "VLLM_SERVER_DEV_MODE": "1"}
 
-    def serve(
-        model: Path, *more: str, drafted: dict[str, Any] | None = drafts, **variables: Any
-    ) -> ServerProcess:
-        spec = [] if drafted is None else ["--speculative-config", json.dumps(drafted)]
+    def serve(model: Path, *more: str, drafted: dict[str, Any] = drafts, **variables: Any) -> ServerProcess:
+        spec = ["--speculative-config", json.dumps(drafted)]
         return serve_vllm(model, *flags, *spec, *more, **seer, **variables)
 
     return serve

@@ -183,10 +183,10 @@ def share(fleet_of, run_engine, loop):
     """Return a function that has servers share a pool of KV, and draft; it returns them and the pool."""
     pools = []
 
-    def share(*servers, drafts=True):
+    def share(*servers):
         pools.append(LocalPool(64 << 20))
         loop.run_until_complete(pools[-1].start([f"remote-{i}" for i in range(len(servers))]))
-        source = seer_make_drafter(DraftSettings(), Startup(0, Path())).source() if drafts else None
+        source = seer_make_drafter(DraftSettings(), Startup(0, Path())).source()
         return [run_engine(engine, source, pools[-1]) for engine in fleet_of(*servers).engines], pools[-1]
 
     yield share
@@ -349,21 +349,12 @@ def test_a_server_with_the_second_runner_shares_with_one_with_the_first(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["Gemma-3", "Qwen3.5"])
-def test_kv_of_several_kinds_is_shared(serve_seer, share, tmp_path, prompts, moved, family):
-    """Windows, and the states of recurrent layers."""
-    model = write_family(tmp_path, family, 1, TOKENIZER)
-    recurrent = family == "Qwen3.5"
-    more = [
-        "--dtype",
-        FAMILIES[family].dtype,
-        *(["--max-model-len=2048", "--skip-tokenizer-init"] if recurrent else []),
-    ]
-    drafts = {"drafted": None} if recurrent else {}
-    servers = [serve_seer(model, *more, **drafts) for _ in range(2)]
+def test_kv_of_sliding_windows_is_shared_too(serve_seer, share, tmp_path, prompts, moved):
+    model = write_family(tmp_path, "Gemma-3", 1, TOKENIZER)
+    servers = [serve_seer(model, "--dtype", FAMILIES["Gemma-3"].dtype) for _ in range(2)]
     for server in servers:
         server.await_ready()
-    (a, b), _ = share(*servers, drafts=not recurrent)
+    (a, b), _ = share(*servers)
     block = a.info.block_tokens
     sampling, tokens, chunk = Sampling(1.0, ignore_eos=True), max(3 * block, 130), max(block, 40)
     texts = [[token % VOCABULARY for token in text][: block + 1] for text in prompts(3, block + 1)]

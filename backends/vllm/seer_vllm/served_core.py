@@ -106,6 +106,8 @@ class ServedEngine:
                 return f"it shares no KV with {name} above 1"
         if self._connector is None:
             return f"start it with {FLAG}"
+        if self._connector.groups.recurrent:
+            return "it shares no KV of a model with recurrent layers"
         if self._apart and self._config.scheduler_config.async_scheduling:
             return "its workers are other processes: start it with --no-async-scheduling"
         return ""
