@@ -55,7 +55,7 @@ class OwnedStandIn(fake_servers.FakeVllm):  # type: ignore[misc]
             while self.paused:
                 await asyncio.sleep(0.02)
                 if name in self.aborted:
-                    body["cached"] = 0
+                    body["cached"], body["labels"] = 0, []
                     return [], [], "abort"
         finally:
             self.running.discard(name)

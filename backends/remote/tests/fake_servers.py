@@ -188,7 +188,7 @@ class FakeVllm:
             "token_ids": tokens,
             "finish_reason": reason,
             "logprobs": {"content": content},
-            "weight_versions": [{"version": self.label, "start": 0, "end": len(tokens)}],
+            "weight_versions": [{"version": label} for label in body["labels"]],
         }
         answer = {"request_id": name, "choices": [choice]}
         answer["usage"] = {"prompt_tokens_details": {"cached_tokens": body["cached"]}}
@@ -232,6 +232,7 @@ class FakeVllm:
             await self.before(body)
         self.running.add(name)
         tokens: list[int] = []
+        labels = body["labels"] = [self.label]
         reason = "length"
         try:
             while len(tokens) < how["max_tokens"]:
@@ -240,6 +241,8 @@ class FakeVllm:
                     break
                 if self.token_s:
                     await asyncio.sleep(self.token_s)
+                if self.label != labels[-1]:
+                    labels.append(self.label)
                 tokens.append(self._token([*context, *tokens], len(tokens), how))
                 self.written += 1
         finally:
