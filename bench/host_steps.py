@@ -157,12 +157,12 @@ def vllm(start: Callable[..., Start], timer: OutsideTimer | WaitCounter) -> Any:
     from seer_vllm.plugin import Settings, engine_args
 
     settings = Settings(model="weights", dtype="float32", **LIMITS)
-    adapter = VllmAdapter(start(engine_args(settings, EXAMPLE / "weights")))
+    adapter: Any = VllmAdapter(start(engine_args(settings, EXAMPLE / "weights")))
     if isinstance(timer, WaitCounter):
         count_vllm(adapter, timer)
     else:
         timer.leave_out(runner_of(adapter), "_model_forward")
-    return adapter.bench()
+    return adapter.meters().bench
 
 
 def runner_of(adapter: Any) -> Any:
@@ -176,12 +176,12 @@ def sglang(start: Callable[..., Start], timer: OutsideTimer | WaitCounter) -> An
     from seer_sglang.plugin import Settings, engine_args
 
     settings = Settings(model="weights", dtype="float32", **LIMITS)
-    adapter = SglangAdapter(start(engine_args(settings, EXAMPLE / "weights")))
+    adapter: Any = SglangAdapter(start(engine_args(settings, EXAMPLE / "weights")))
     if isinstance(timer, WaitCounter):
         count_sglang(adapter, timer)
     else:
         timer.leave_out(adapter.engine.runner.model, "forward")
-    return adapter.bench()
+    return adapter.meters().bench
 
 
 def paced(start: Callable[..., Start], timer: OutsideTimer) -> Any:
@@ -218,7 +218,7 @@ class PacedBench:
     def __init__(self, adapter: Any) -> None:
         self._adapter = adapter
         self.step = adapter.step
-        self.make_up_drafts = adapter.bench().make_up_drafts
+        self.make_up_drafts = adapter.meters().bench.make_up_drafts
 
     def add(self, name: str, prompt: Sequence[int], max_tokens: int) -> None:
         """Queue a request."""

@@ -147,7 +147,7 @@ def time_steps(
     """Return the seconds of a step of an engine in this process."""
     drafts = kinds[0][1] is not None
     with tempfile.TemporaryDirectory() as folder:
-        bench = adapter_of(settings, shape, Path(folder), drafts=drafts).bench()
+        bench = adapter_of(settings, shape, Path(folder), drafts=drafts).meters().bench
         return {
             f"{name}/{batch}": timed(bench, name, batch, tokens if drafts else None, steps, rounds)
             for batch in batches

@@ -71,7 +71,7 @@ def count_waits(settings: Row, shape: Row, drafts: Sequence[int], small: bool) -
     with tempfile.TemporaryDirectory() as folder:
         adapter = adapter_of(settings, shape, Path(folder), drafts=bool(drafts))
         take = on_nothing(adapter) if small else on_gpu()
-        bench = adapter.bench()
+        bench = adapter.meters().bench
         found = []
         for tokens in drafts or (None,):
             names = [f"{tokens}/{number}" for number in range(BATCH)]

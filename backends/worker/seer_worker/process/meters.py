@@ -118,7 +118,7 @@ class BenchMeters:
     """The ``Meters`` of an engine as a ``bench``."""
 
     def __init__(self, bench: Profilable) -> None:
-        self._bench = bench
+        self.bench = bench
 
     def steps(
         self,
@@ -129,14 +129,14 @@ class BenchMeters:
     ) -> StepTimes | None:
         """Time steps of made-up requests."""
         begun_s = perf_counter()
-        times = StepProfiler(self._bench, cell_s).measure(batch, draft_tokens, context_tokens)
-        self._bench.reset_cache()
+        times = StepProfiler(self.bench, cell_s).measure(batch, draft_tokens, context_tokens)
+        self.bench.reset_cache()
         log.info("steps_measured", times=times, took_s=round(perf_counter() - begun_s, 1))
         return times
 
     def moves(self) -> dict[str, float]:
         """Time what made-up chunks cost to begin and to move."""
-        measured = MoveProfiler(self._bench).measure()
+        measured = MoveProfiler(self.bench).measure()
         log.info("moves_measured", **measured)
         return measured
 
@@ -156,7 +156,7 @@ class StepProfiler:
     """
 
     def __init__(self, bench: Profilable, cell_s: float = inf) -> None:
-        self._bench = bench
+        self.bench = bench
         self._cell_s = cell_s
 
     def measure(
@@ -166,7 +166,7 @@ class StepProfiler:
 
         A draft length that no step of the engine has is measured as the next longer one.
         """
-        sizes, context_tokens = self._bench.sizes, context_tokens or CONTEXT_TOKENS
+        sizes, context_tokens = self.bench.sizes, context_tokens or CONTEXT_TOKENS
         run = sizes.draft_lengths or range(sizes.draft_tokens + 1)
         lengths = sorted(
             {min(each for each in run if each >= n) for n in (0, *draft_tokens) if 0 <= n <= max(run)}
@@ -183,7 +183,7 @@ class StepProfiler:
         return StepTimes(tuple(rows), tuple(lengths), tuple(rows.values()), context_tokens + grown)
 
     def _fits(self, size: int, lengths: Sequence[int], context_tokens: int) -> bool:
-        sizes = self._bench.sizes
+        sizes = self.bench.sizes
         # A request at the end, when hardly any draft is accepted.
         tokens = context_tokens + (STEPS + 2) * len(lengths) + 2 * max(lengths)
         blocks = -(-tokens // sizes.block_tokens)
@@ -197,19 +197,19 @@ class StepProfiler:
         self, size: int, lengths: Sequence[int], context_tokens: int
     ) -> tuple[float, ...] | None:
         """Measure all draft lengths on one batch; None if it does not stay together long enough."""
-        sizes = self._bench.sizes
+        sizes = self.bench.sizes
         random = np.random.default_rng(size)
         names = [f"measure-{index}" for index in range(size)]
         # SGLang admits a request only if there is KV for most of what it may write.
         tokens = min(sizes.model_tokens, sizes.blocks // size * sizes.block_tokens)
         for name in names:
             prompt = random.integers(0, sizes.vocab, context_tokens).tolist()
-            self._bench.add(name, prompt, tokens - context_tokens)
+            self.bench.add(name, prompt, tokens - context_tokens)
         try:
             cells = [self._measure_cell(size, length) for length in lengths]
         finally:
             self._make_up_drafts(None)
-            self._bench.drop(names)
+            self.bench.drop(names)
         return tuple(cell for cell in cells if cell is not None) if None not in cells else None
 
     def _measure_cell(self, size: int, length: int) -> float | None:
@@ -218,7 +218,7 @@ class StepProfiler:
         seconds = []
         for _ in range(TRIES + size):  # the prompts may take several steps
             begun = perf_counter()
-            computed = self._bench.step()
+            computed = self.bench.step()
             taken = perf_counter() - begun
             if computed == wanted:
                 seconds.append(taken)
@@ -228,15 +228,15 @@ class StepProfiler:
         return None
 
     def _make_up_drafts(self, length: int | None) -> None:
-        if self._bench.sizes.draft_tokens:
-            self._bench.make_up_drafts(length)
+        if self.bench.sizes.draft_tokens:
+            self.bench.make_up_drafts(length)
 
 
 class MoveProfiler:
     """Times the token after a long prompt: computed, cached, fetched from the pool."""
 
     def __init__(self, bench: Profilable) -> None:
-        self._bench = bench
+        self.bench = bench
         sizes = bench.sizes
         room = min(MOVED_TOKENS, sizes.model_tokens - 2, (sizes.blocks - 1) * sizes.block_tokens)
         self._blocks = room // sizes.block_tokens
@@ -245,7 +245,7 @@ class MoveProfiler:
         """Return what it finds out for the ``InstanceInfo``, by field; nothing if not two blocks fit."""
         if self._blocks < 2:
             return {}
-        bench, sizes = self._bench, self._bench.sizes
+        bench, sizes = self.bench, self.bench.sizes
         long, short = self._blocks * sizes.block_tokens, sizes.block_tokens
         prefills, fetches, chunks, longer = [], [], [], []
         for _ in range(ROUNDS):
@@ -278,9 +278,9 @@ class MoveProfiler:
     def _first_token_s(self, prompt: Sequence[int], *, save: bool = False) -> float:
         """Return how long a request for one token takes; with ``save`` its KV goes to the pool."""
         begun = perf_counter()
-        self._bench.add("measure", prompt, 1, save=save)
-        while self._bench.busy:
-            self._bench.step()
+        self.bench.add("measure", prompt, 1, save=save)
+        while self.bench.busy:
+            self.bench.step()
         taken = perf_counter() - begun
-        self._bench.drop(["measure"])
+        self.bench.drop(["measure"])
         return taken
