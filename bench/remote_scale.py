@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import psutil
 from seer_divided_rollout import Chunks, KvAware
+from seer_host.ports import reserved_port
 from seer_remote.plugin import Settings, seer_make_engines
 from seer_session import Runtime
 
@@ -26,7 +27,6 @@ from seer_core.plugins.config import SeerTable
 from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies, Slot
-from tests.support.ports import reserved_port
 
 __all__ = ["measure_scale"]
 

@@ -11,7 +11,7 @@ REMEDY = {
     "sleeps": "wait for what is to happen: tests.support.eventually, or tests.support.virtual_time",
     "spins": "wait with a pause: tests.support.eventually",
     "gives up early": "wait for PATIENCE_S of tests.support.patience, the one limit of waits that end well",
-    "gives a port away": "hold it until the server listens: tests.support.ports",
+    "gives a port away": "hold it until the server listens: seer_host.ports",
 }
 ALLOWED = {
     "tests/support/": "the one wait, virtual time and held ports are made of them",

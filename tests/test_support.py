@@ -6,12 +6,12 @@ import subprocess
 import threading
 
 import pytest
+from seer_host.ports import reserved_port
 
 from seer_core.model.events import ChunkFinished, Dispatch
 from tests.support import patience
 from tests.support.eventually import aeventually, eventually
 from tests.support.killer import Killer
-from tests.support.ports import reserved_port
 from tests.support.processes import alive, children_of, descendants
 from tests.support.virtual_time import later, run_in_virtual_time
 

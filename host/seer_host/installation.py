@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 """The checkout, where Seer runs from one; else a directory above the installed packages."""
 
 COMMAND_EXTRAS = {
+    "fit": "",
     "plot": "",
     "replay": "",
     "reproduce": "",

@@ -5,12 +5,12 @@ import sys
 
 import msgspec
 import pytest
+from seer_host.ports import reserved_port
 from seer_testing import simulate as kit
 
 from seer_core.errors import ConfigError, PluginError, StalledError
 from seer_core.model import PromptGroup
 from tests.support.patience import PATIENCE_S
-from tests.support.ports import reserved_port
 
 pytest_plugins = ["seer_testing.simulate"]
 

@@ -9,9 +9,9 @@ import urllib.request
 from contextlib import ExitStack, suppress
 
 import pytest
+from seer_host.ports import reserved_port
 
 from tests.support.eventually import eventually
-from tests.support.ports import reserved_port
 
 from .helpers import BOUND_S, lines_of
 

@@ -23,6 +23,7 @@ import aiohttp
 import attrs
 from aiohttp import web
 from seer_divided_rollout import Chunks, KvAware
+from seer_host.ports import reserved_port
 from seer_remote import fleet as remote_fleet
 from seer_remote.instance import RemoteInstance
 from seer_remote.plugin import Settings, seer_make_engines
@@ -33,7 +34,6 @@ from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.soak.stand_in_server import StandInProcess
-from tests.support.ports import reserved_port
 
 __all__ = ["ANSWERS", "PROCESSES", "RemoteCampaign"]
 

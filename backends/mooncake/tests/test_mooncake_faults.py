@@ -10,13 +10,13 @@ import psutil
 import pytest
 import seer_mooncake.master
 import seer_mooncake.pool
+from seer_host.ports import reserved_port
 from seer_mooncake import MooncakePool, Settings
 from seer_mooncake.store import NoStore
 
 from seer_core.errors import PluginError
 from seer_core.ports.kv import StoreContext
 from tests.support.eventually import PATIENCE_S, eventually
-from tests.support.ports import reserved_port
 from tests.support.processes import stopped
 
 BLOCK_BYTES = 4096

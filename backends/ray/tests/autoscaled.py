@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from machines import RAY, STORE_BYTES, end, processes_of, start_head
-
-from tests.support.ports import reserved_port
+from seer_host.ports import reserved_port
 
 HOST = "127.0.0.1"
 EMPTY_LISTS = ("cluster_synced_files", "initialization_commands", "rsync_exclude", "rsync_filter")

@@ -18,9 +18,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
+from seer_host.ports import reserved_port
 
 from tests.support.eventually import eventually
-from tests.support.ports import reserved_port
 
 START_S = 120
 """How long a node may take to start, on a machine that runs many tests; 10 s, three times, by default."""

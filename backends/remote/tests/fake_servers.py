@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from seer_host.ports import reserved_port
 from seer_worker.served import CALL, INFO, ServedAnswer, ServedCall, ServedInfo
-
-from tests.support.ports import reserved_port
 
 VOCAB = 96
 

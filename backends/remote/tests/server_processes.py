@@ -13,8 +13,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from seer_host.ports import reserved_port
+
 from tests.support.patience import PATIENCE_S
-from tests.support.ports import reserved_port
 
 __all__ = ["ServerProcess", "vllm_server"]
 

@@ -26,6 +26,9 @@ LEAST_BLOCK_TOKENS = 16
 class SglangLayers:
     """The KV of all layers, [slots, ...] each, where each slot holds one token.
 
+    What else belongs to each slot, such as the experts that computed it, may stand among them, also in the
+    memory of the host.
+
     A block holds ``block_tokens`` tokens: whole pages.
 
     Raises:
@@ -68,7 +71,8 @@ class SglangLayers:
             out.stream.wait_stream(torch.cuda.current_stream(slots.device))
         with out.apart():
             for layer, begin, end in self._columns():
-                out.there[:count, begin:end] = layer[slots].reshape(count, -1).view(torch.uint8)
+                rows = layer[slots.to(layer.device)]
+                out.there[:count, begin:end] = rows.reshape(count, -1).view(torch.uint8)
             if out.stream is not None:
                 out.host[:count].copy_(out.there[:count], non_blocking=True)
 
@@ -92,7 +96,7 @@ class SglangLayers:
         skipped = len(blocks) * self.block_tokens - len(slots)
         for layer, begin, end in self._columns():
             part = torch.from_numpy(blocks[:, begin:end].copy()).to(layer.device).view(layer.dtype)
-            layer[slots] = part.view(-1, *layer.shape[1:])[skipped:]
+            layer[slots.to(layer.device)] = part.view(-1, *layer.shape[1:])[skipped:]
 
     def _columns(self) -> Iterator[tuple[Tensor, int, int]]:
         """Yield each layer, and from where to where it lies in a block."""

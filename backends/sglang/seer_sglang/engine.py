@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import socket
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import attrs
 import torch
+from seer_host.ports import reserved_port
+from seer_host.routed_experts import first_wanted
 from seer_worker.process.account import RequestStats
 from seer_worker.process.adapter import LogitRow, ScriptedTokens
 from seer_worker.process.drafts import SourceProposer
@@ -38,10 +39,11 @@ from seer_sglang.blocks import SglangLayers
 from seer_sglang.pooling import KvPoolAdapter
 from seer_sglang.ranked_pool import FollowingPool, LeadingPool
 from seer_sglang.ranks import FollowingRank, LeadingRank, in_all_ranks
+from seer_sglang.routing import RoutedExperts, keep_in_plain_memory
 from seer_sglang.sampling import ChunkState, SglangSampler
 from seer_sglang.scheduler import InlineScheduler
 
-__all__ = ["Chunk", "SglangEngine", "free_port", "read_vocab_size", "server_args"]
+__all__ = ["Chunk", "SglangEngine", "read_vocab_size", "server_args"]
 
 ABORTED = ChunkJob("aborted", "aborted", "aborted", [0], 1, 1, Sampling(), 0, 0)
 NO_LOGPROBS = -1
@@ -143,9 +145,12 @@ class SglangEngine:
         self._room = None if nodes is None else drafting.DraftBudget(nodes, uniform=uniform_drafts)
         if self._room is not None:
             drafting.put_in_place(self._room)
+        if args.device == "cpu":
+            keep_in_plain_memory()
         number = self.ranks.number
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=number, gpu_id=number))
-        self.scheduler = InlineScheduler(args, _ports(free_port() if port is None else port))
+        with reserved_port() if port is None else nullcontext(port) as meeting:
+            self.scheduler = InlineScheduler(args, _ports(meeting))
         internals.check_scheduler(self.scheduler, drafts=self._room is not None)
         self.scheduler.may_end_early = self._may_end_early
         self.runner = self.scheduler.tp_worker.model_runner
@@ -169,6 +174,7 @@ class SglangEngine:
             proposer.request_ids = lambda: self._live
         if self._room is not None:
             drafting.install(self.scheduler, self._verifier, self._propose, self._room.width)
+        self.routing = RoutedExperts(self.scheduler)
         self.chunks: dict[str, Chunk] = {}
         self.computed = Step(0, 0)
         self.parts = _parts_of(self.config, self.ranks.count)
@@ -198,7 +204,7 @@ class SglangEngine:
     def follow_pool(self, awaited_bytes: int | None) -> None:
         """Use the store that rank 0 uses."""
         assert isinstance(self.ranks, FollowingRank)
-        layers = SglangLayers(self.kv_layers, self.scheduler.page_size)
+        layers = self.shared_layers()
         self._use_pool(layers, FollowingPool(layers.block_bytes, self.ranks, self.parts), awaited_bytes)
 
     def _use_pool(
@@ -273,6 +279,8 @@ class SglangEngine:
             cache_salt=cache_salt,
             return_logprob=asks,
             top_logprobs_num=(job.sampling.prompt_logprobs or 0) if asks else 0,
+            return_routed_experts=self.routing.on,
+            routed_experts_start_len=first_wanted(job),
         )
         req.logprob_start_len = 0 if asks else NO_LOGPROBS
         writing = ChunkState(job, lambda: req.output_ids, to_the_end=to_the_end)
@@ -296,6 +304,7 @@ class SglangEngine:
                 if self.pooling is not None:
                     self.pooling.give_up(rid)
                 self._forget(rid)
+                self.routing.forget(rid)
                 self.scheduler.abort_request(AbortReq(rid=rid))
 
     @in_all_ranks
@@ -357,6 +366,11 @@ class SglangEngine:
         elif type(pool) is MLATokenToKVPool:
             layers = [*pool.kv_buffer]
         return layers if all(len(layer) == pool.size + pool.page_size for layer in layers) else []
+
+    def shared_layers(self) -> SglangLayers:
+        """Return SGLang's KV as a pool has it, with the experts that computed it."""
+        kv = self.kv_layers
+        return SglangLayers([*kv, *self.routing.slots] if kv else kv, self.scheduler.page_size)
 
     @in_all_ranks
     def watch(self, on: bool) -> list[LogitRow]:
@@ -500,13 +514,6 @@ def _accepted(settings: Mapping[str, Any], **limit: int) -> ServerArgs:
         return ServerArgs(**settings, **limit)
     except (TypeError, ValueError, AssertionError) as error:
         raise EngineError(f"SGLang refuses its arguments: {error}") from error
-
-
-def free_port() -> int:
-    """Return a port of the loopback that is free now."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 def _parts_of(config: ModelConfig, ranks: int) -> KvParts:

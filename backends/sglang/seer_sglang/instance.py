@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import structlog
 import torch
+from seer_host.ports import reserved_port
 from seer_worker.machine import memory_bytes
 from seer_worker.process.adapter import EndedChunk, EngineAdapter, LogitRow, Meters, Rejected, ScriptedTokens
 from seer_worker.process.drafts import SourceProposer
@@ -31,7 +32,6 @@ from seer_sglang.rank import RankStart, SglangRank
 from seer_sglang.ranks import LeadingRank
 
 if TYPE_CHECKING:
-    from seer_sglang.blocks import SglangLayers
     from seer_sglang.engine import Chunk
 
 __all__ = ["SglangAdapter"]
@@ -63,7 +63,7 @@ class SglangAdapter(EngineAdapter):
         from prometheus_client import REGISTRY
 
         from seer_sglang import cache, weights
-        from seer_sglang.engine import SglangEngine, free_port, read_vocab_size, server_args
+        from seer_sglang.engine import SglangEngine, read_vocab_size, server_args
 
         settings = dict(start.settings)
         kv_cache_bytes, paths = settings.pop("kv_cache_bytes"), settings.pop("draft_paths")
@@ -90,12 +90,13 @@ class SglangAdapter(EngineAdapter):
             if source is not None:
                 most = args.max_running_requests
                 proposer = SourceProposer(source.draft_tokens, read_vocab_size(args), most, paths)
-            port, ends = free_port(), start.end_token_ids
+            ends = start.end_token_ids
             uniform = not args.disable_cuda_graph if uniform is None else uniform
-            self._ranks.send(RankStart(settings, kv_cache_bytes, count, port, uniform, ends))
-            self.engine = SglangEngine(
-                args, proposer, self._ranks, port, uniform_drafts=uniform, end_token_ids=ends
-            )
+            with reserved_port() as port:
+                self._ranks.send(RankStart(settings, kv_cache_bytes, count, port, uniform, ends))
+                self.engine = SglangEngine(
+                    args, proposer, self._ranks, port, uniform_drafts=uniform, end_token_ids=ends
+                )
         self._rank = SglangRank(self.engine)
         self._tensors = checkpoint.headers_of(settings["model_path"])
         if on_cpu and count == 1 and self.engine.runner.model_config.quantization is None:
@@ -128,8 +129,8 @@ class SglangAdapter(EngineAdapter):
         chunk = self.engine.chunk(job_id)
         tokens, logprobs = self.written(job_id, 0)
         tops = self.top_logprobs(job_id, 0, len(tokens))
+        ended = attrs.evolve(self._ended(chunk), token_ids=tokens, logprobs=logprobs, top_logprobs=tops)
         self.engine.abort([job_id])
-        ended = attrs.evolve(_ended(chunk), token_ids=tokens, logprobs=logprobs, top_logprobs=tops)
         return attrs.evolve(ended, stopped=True, failure=None)
 
     def step(self) -> list[EndedChunk]:
@@ -139,7 +140,23 @@ class SglangAdapter(EngineAdapter):
         self._empty_steps = 0 if working else self._empty_steps + 1
         if self.engine.chunks and self._empty_steps > EMPTY_STEPS:
             raise EngineError(f"SGLang plans no step for the {len(self.engine.chunks)} chunks that it has")
-        return [_ended(chunk) for chunk in ended]
+        return [self._ended(chunk) for chunk in ended]
+
+    def _ended(self, chunk: Chunk) -> EndedChunk:
+        tokens = chunk.token_ids
+        return EndedChunk(
+            chunk.writing.job.id,
+            tokens,
+            chunk.writing.logprobs[: len(tokens)],
+            stopped=chunk.stopped,
+            cached_tokens=chunk.cached_tokens or 0,
+            preemptions=chunk.req.retraction_count,
+            account=chunk.account,
+            failure=None if chunk.given_up is None else f"SGLang ended the chunk: {chunk.given_up}",
+            top_logprobs=_most_probable(chunk, 0, len(tokens)),
+            prompt_logprobs=chunk.prompt_logprobs,
+            attachments=self.engine.routing.of(chunk.req),
+        )
 
     def written(self, job_id: str, start: int) -> tuple[list[int], list[float]]:
         """Return what a running chunk has written."""
@@ -182,16 +199,10 @@ class SglangAdapter(EngineAdapter):
         self, open_store: Callable[[int, int], KVStore], report: Callable[[str], None]
     ) -> PooledRequests:
         """Share KV through SGLang's cache."""
-        layers = self._kv()
+        layers = self.engine.shared_layers()
         store = open_store(layers.block_bytes * self.engine.parts.parts, layers.block_tokens)
         self._pool = self.engine.share(layers, store, report, self._awaited_bytes)
         return self._pool
-
-    def _kv(self) -> SglangLayers:
-        """Return SGLang's KV as the pool has it."""
-        from seer_sglang.blocks import SglangLayers
-
-        return SglangLayers(self.engine.kv_layers, self.engine.scheduler.page_size)
 
     def update_weights(self, source: WeightSpec, version: int) -> str:
         """Load weights, if they are the model's tensors, and see that they arrive."""
@@ -273,22 +284,6 @@ class SglangAdapter(EngineAdapter):
 def _most_probable(chunk: Chunk, start: int, end: int) -> TopLogprobs | None:
     wanted = chunk.writing.job.sampling.top_logprobs
     return TopLogprobs.of(chunk.writing.tops[start:end]) if wanted else None
-
-
-def _ended(chunk: Chunk) -> EndedChunk:
-    tokens = chunk.token_ids
-    return EndedChunk(
-        chunk.writing.job.id,
-        tokens,
-        chunk.writing.logprobs[: len(tokens)],
-        stopped=chunk.stopped,
-        cached_tokens=chunk.cached_tokens or 0,
-        preemptions=chunk.req.retraction_count,
-        account=chunk.account,
-        failure=None if chunk.given_up is None else f"SGLang ended the chunk: {chunk.given_up}",
-        top_logprobs=_most_probable(chunk, 0, len(tokens)),
-        prompt_logprobs=chunk.prompt_logprobs,
-    )
 
 
 def _check_memory(settings: Mapping[str, Any]) -> None:

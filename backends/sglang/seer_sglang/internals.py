@@ -38,6 +38,7 @@ ASLEEP = "an instance asleep gives no memory of a GPU back"
 POOLED = "an instance cannot share KV"
 PROMPTS = "the log-probs of prompts are not there"
 CAPACITY = "an instance cannot report what it holds"
+ROUTED = "the experts of tokens are not there"
 
 _SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 _REQ = "sglang.srt.managers.schedule_batch:Req"
@@ -195,6 +196,19 @@ IMPORTED = (
     ),
     Name("sglang.srt.managers.schedule_policy:AddReqResult", "CONTINUE", POOLED),
     Name(_REQ, "owned_kv_len", POOLED, ("self",)),
+    Name("sglang.srt.managers.schedule_batch", "release_req", ROUTED),
+    *(
+        Name(f"{_POOLS}:{pool}", "move_kv_cache", ROUTED, ("self", "tgt_loc", "src_loc"))
+        for pool in ("MHATokenToKVPool", "MLATokenToKVPool")
+    ),
+    Name("sglang.srt.mem_cache.pool_host.common", "ALLOC_MEMORY_FUNCS", ROUTED),
+    Name("sglang.srt.state_capturer.routed_experts", "get_global_experts_capturer", ROUTED, ()),
+    Name(
+        "sglang.srt.state_capturer.routed_experts:RoutedExpertsCapturer",
+        "get_topk",
+        ROUTED,
+        ("self", "req_pool_idx", "seqlen", "req_to_token_pool", "start_len"),
+    ),
     Name("sglang.srt.managers.schedule_batch:ReqKvInfo", "kv_committed_len", POOLED),
     Name("sglang.srt.managers.schedule_batch:ReqKvInfo", "holds_kv", POOLED),
     Name(f"{_POOLS}:MHATokenToKVPool", "get_kv_buffer", POOLED, ("self", "layer_id")),

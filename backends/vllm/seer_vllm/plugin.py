@@ -39,6 +39,7 @@ OWN_ENGINE_ARGS = {
     "disable_log_stats": "write metrics of [engine.vllm]",
     "distributed_executor_backend": "it follows from tensor_parallel",
     "dtype": "write dtype of [engine.vllm]",
+    "enable_return_routed_experts": "only instances of SGLang answer the experts that they take",
     "enforce_eager": "write enforce_eager of [engine.vllm]",
     "kv_cache_memory_bytes": "write kv_cache_bytes",
     "kv_transfer_config": "name a KV pool in [seer].kv_pool",

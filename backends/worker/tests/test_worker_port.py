@@ -7,6 +7,7 @@ import socket
 import threading
 
 import pytest
+from seer_host.ports import reserved_port
 from seer_worker.client.running_worker import Channel
 from seer_worker.client.worker_port import WorkerPort
 from seer_worker.process import remote
@@ -15,7 +16,6 @@ from seer_worker.process.serving import Link
 from seer_worker.wire import Shutdown, Telemetry
 
 from tests.support.patience import PATIENCE_S
-from tests.support.ports import reserved_port
 
 
 def play(story):

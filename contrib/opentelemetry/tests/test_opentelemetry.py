@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
+from seer_host.ports import reserved_port
 from seer_opentelemetry import RequestSpans, delivery
 from seer_testing import ObserverContract
 from seer_trace.request_life import Cause
@@ -26,7 +27,6 @@ from seer_core.model.events import (
     InstanceStarted,
     ResumedResponse,
 )
-from tests.support.ports import reserved_port
 
 TRACES = "/v1/traces"
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from seer_host.routed_experts import routed_experts
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.filter_hub.base_types import (
     MetricGatherer,
@@ -200,7 +201,7 @@ def _roll_out(
             failed.add(name)
             continue
         text = tokenizer.decode(completion.token_ids, skip_special_tokens=args.rollout_skip_special_tokens)
-        _fill(named[name][index], prompts[name], completion, text)
+        _fill(named[name][index], prompts[name], completion, text, replayed=args.use_rollout_routing_replay)
         scored[name, index] = _submit(_score(args, named[name][index], evaluation))
     if named and len(failed) == len(named):
         raise EngineError("in every group of slime's batch a response has failed; the engines' logs say why")
@@ -221,17 +222,32 @@ def _prompt_ids(sample: Any, tokenizer: Any) -> list[int]:
     return ids
 
 
-def _fill(sample: Any, prompt_ids: Sequence[int], completion: Completion, text: str) -> None:
-    """Write a completion into slime's sample."""
+def _fill(
+    sample: Any, prompt_ids: Sequence[int], completion: Completion, text: str, *, replayed: bool
+) -> None:
+    """Write a completion into slime's sample, with the experts of its tokens if they are to be replayed."""
     ids = completion.token_ids.tolist()
     sample.tokens = [*prompt_ids, *ids]
     sample.response = text
     sample.response_length = len(ids)
     sample.loss_mask = [1] * len(ids)
     sample.rollout_log_probs = completion.logprobs.tolist()
+    if replayed:
+        sample.rollout_routed_experts = _experts(completion, len(prompt_ids))
     sample.weight_versions = [str(completion.weight_version)]
     cut = completion.finish_reason == "length"
     sample.status = Sample.Status.TRUNCATED if cut else Sample.Status.COMPLETED
+
+
+def _experts(completion: Completion, prompt_tokens: int) -> Any:
+    """Return the experts of a response as slime has them, int32 [positions, layers, experts per token]."""
+    experts = routed_experts(completion, prompt_tokens)
+    if experts is None:
+        raise ConfigError(
+            "--use-rollout-routing-replay: Seer's engines do not answer the experts that they take; write"
+            " engine_args = { enable_return_routed_experts = true } into [engine.sglang]"
+        )
+    return experts.astype("int32")
 
 
 async def _score(args: Namespace, sample: Any, evaluation: bool) -> Any:

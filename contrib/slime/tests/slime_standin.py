@@ -35,6 +35,7 @@ class Sample:
     loss_mask: list | None = None
     weight_versions: list = field(default_factory=list)
     rollout_log_probs: list | None = None
+    rollout_routed_experts: object = None
     status: Status = Status.PENDING
     metadata: dict = field(default_factory=dict)
     custom_rm_path: str | None = None

@@ -1,6 +1,7 @@
 """The hook, called as slime calls it, on simulated engines."""
 
 import msgspec
+import numpy as np
 import pytest
 import slime_task
 from safetensors.torch import save_file
@@ -99,6 +100,20 @@ def test_a_reward_that_raises_ends_the_rollout(args, source):
     args.custom_rm_path = "slime_task.no_reward"
     with pytest.raises(ValueError, match="no idea"):
         roll_out(args, source)
+
+
+def test_samples_have_the_experts_that_slime_replays(args, source, monkeypatch):
+    args.use_rollout_routing_replay = True
+    with pytest.raises(ConfigError, match="enable_return_routed_experts = true"):
+        roll_out(args, source)
+    monkeypatch.setattr(
+        "seer_slime.rollout.routed_experts",
+        lambda completion, prompt: np.zeros((prompt + len(completion.token_ids) - 1, 2, 4), np.uint16),
+    )
+    for group in roll_out(args, source, 1).samples:
+        for sample in group:
+            found = sample.rollout_routed_experts
+            assert (found.shape, found.dtype) == ((len(sample.tokens) - 1, 2, 4), np.int32)
 
 
 def test_engines_have_the_newest_weights_and_loaded_ones_are_deleted(args, source, tmp_path, engines):

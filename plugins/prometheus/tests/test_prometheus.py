@@ -9,6 +9,7 @@ from itertools import combinations
 
 import pytest
 from prometheus_client import generate_latest
+from seer_host.ports import reserved_port
 from seer_prometheus.exposition import Exposition
 from seer_prometheus.metrics import Metrics
 
@@ -28,7 +29,6 @@ from seer_core.model.events import (
     ResumedResponse,
 )
 from tests.support.patience import PATIENCE_S
-from tests.support.ports import reserved_port
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
+from seer_host.ports import reserved_port
 from seer_prometheus.exposition import Exposition
 from seer_prometheus.metrics import Metrics
 from seer_worker.process.figures import serve_figures
@@ -22,7 +23,6 @@ from seer_worker.process.figures import serve_figures
 from seer_core.model import InstanceInfo
 from seer_core.model.events import InstanceStarted
 from tests.support.eventually import PATIENCE_S, eventually
-from tests.support.ports import reserved_port
 
 UNPACKED = Path(__file__).parents[3] / "build/prometheus/usr/bin"
 PLACES = os.pathsep.join([os.environ.get("PATH", os.defpath), str(UNPACKED)])

@@ -11,11 +11,11 @@ import httpx
 import pytest
 from seer_client import AsyncClient, Client, ClientError, Completion
 from seer_client.protocol import plain
+from seer_host.ports import reserved_port
 from seer_session.runtime import Runtime
 
 from seer_core.errors import EngineError
 from tests.support.eventually import PATIENCE_S, eventually
-from tests.support.ports import reserved_port
 
 RECORDS = [
     {"prompt": "how far", "n": 3, "group_id": "a", "metadata": {"row": 1}},

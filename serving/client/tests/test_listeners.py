@@ -11,9 +11,9 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 from seer_client import AsyncClient, Client, ClientError, listeners
 from seer_client.calls import token_of
+from seer_host.ports import reserved_port
 
 from tests.support.eventually import PATIENCE_S, eventually
-from tests.support.ports import reserved_port
 
 OTHER_USER = 65534
 TOKEN = "a-token-of-this-user"

@@ -10,10 +10,10 @@ from functools import partial
 
 import httpx
 import pytest
+from seer_host.ports import reserved_port
 
 from tests.support.eventually import eventually
 from tests.support.installed import skip_without
-from tests.support.ports import reserved_port
 
 pytestmark = pytest.mark.engine
 skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")

@@ -19,7 +19,8 @@ class MicroBatch:
     """Samples as one tensor.  ``ids`` and ``positions``, int64, and ``mask`` are [rows, width].
 
     The mask holds where a trained token of a response stands: the n tokens whose log-probs enter the loss,
-    row by row.  ``advantages`` and ``engine_logprobs`` are theirs, float32 [n].
+    row by row.  ``advantages`` and ``engine_logprobs`` are theirs, float32 [n].  ``experts``, int64 [rows,
+    width, layers, experts per token], are those that the engine took, -1 where it took none.
     """
 
     ids: Tensor
@@ -27,6 +28,7 @@ class MicroBatch:
     mask: Tensor
     advantages: Tensor
     engine_logprobs: Tensor
+    experts: Tensor | None = None
 
     def trained(self, per_place: Tensor) -> Tensor:
         """Select values that predict the trained tokens, [n, ...], of one per place: [rows, width, ...]."""
@@ -90,7 +92,22 @@ def _layout(samples: Sequence[Sample], packed: bool) -> MicroBatch:
         mask,
         advantages.repeat_interleave(sizes),
         torch.tensor(logprobs, dtype=torch.float32),
+        _experts(samples, rows, width, packed),
     )
+
+
+def _experts(samples: Sequence[Sample], rows: int, width: int, packed: bool) -> Tensor | None:
+    """Lay out the experts that the engine took, if samples have them."""
+    chosen = [sample.routed_experts for sample in samples]
+    if chosen[0] is None:
+        return None
+    experts = torch.full((rows, width, *chosen[0].shape[1:]), -1, dtype=torch.int64)
+    begin = 0
+    for number, (sample, each) in enumerate(zip(samples, chosen, strict=True)):
+        assert each is not None
+        experts[0 if packed else number, begin : begin + len(each)] = torch.from_numpy(each.astype("int64"))
+        begin += _tokens(sample) if packed else 0
+    return experts
 
 
 def _trained_logprobs(sample: Sample) -> Iterable[float]:

@@ -195,6 +195,10 @@ class TrainTable(Struct, frozen=True):
     """Training stops where the log-probs of engine and trainer differ by more nats on average: then the
     engines do not have the trainer's weights. 0 means no limit.
     """
+    replay_routing: bool = False
+    """Whether a mixture of experts takes in training the experts that the engine took (routing replay, R3).
+    The engine must answer them: on SGLang, ``engine_args.enable_return_routed_experts = true``.
+    """
     rewards: RewardsTable = RewardsTable()
     """The processes that compute rewards."""
     loss: LossTable = LossTable()

@@ -87,7 +87,8 @@ class TrainingLoop:
                     "no_advantage", iteration=iteration, reason="all rewards of each group are the same"
                 )
             with self.phases.phase("training"):
-                trained = self.trainer.train(samples(kept, scale=self.table.loss.scale))
+                scale, replay = self.table.loss.scale, self.table.replay_routing
+                trained = self.trainer.train(samples(kept, scale=scale, replay_routing=replay))
         self._check_logprobs(iteration, trained)
         with self.phases.phase("weights"), self.transport.publish() as weights:
             self.session.update_weights(weights, iteration + 1)

@@ -48,6 +48,10 @@ class MegatronTrainer(Trainer):
         except (OSError, ValueError) as error:
             raise ConfigError(f"the trainer cannot load the model in {model}: {error}") from error
         _check_model(self._config, model)
+        if table.replay_routing:
+            raise ConfigError(
+                '[train].replay_routing: the trainer "megatron" has dense models alone; use "torch"'
+            )
         _check_layout(table, self._config)
         self._table, self._first, self._seed = table, model, seed
         self._ranks: Ranks | None = None

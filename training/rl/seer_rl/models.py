@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from seer_core.errors import ConfigError
 from seer_rl.batches import MicroBatch
 from seer_rl.config import TrainTable
 from seer_rl.losses import token_logprobs
+from seer_rl.routing_replay import replayed_routing
 
 __all__ = ["HuggingFaceModel", "copy_all_but_weights"]
 
@@ -66,9 +68,16 @@ class HuggingFaceModel:
         return parameters
 
     def logprobs(self, batch: MicroBatch) -> Tensor:
-        """Return the log-probs of the trained tokens; logits are computed for every token."""
+        """Return the log-probs of the trained tokens; logits are computed for every token.
+
+        A mixture takes the experts that the batch has, if it has some.
+        """
         ids, positions = batch.ids.to(self._device), batch.positions.to(self._device)
-        logits = self._model(input_ids=ids, position_ids=positions, use_cache=False).logits
+        with ExitStack() as stack:
+            if batch.experts is not None:
+                experts = batch.experts.to(self._device).flatten(0, 1)
+                stack.enter_context(replayed_routing(self._model, experts))
+            logits = self._model(input_ids=ids, position_ids=positions, use_cache=False).logits
         return token_logprobs(batch.trained(logits), batch.targets.to(self._device))
 
     def export(self, directory: Path) -> None:

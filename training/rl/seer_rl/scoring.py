@@ -7,16 +7,22 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
 import structlog
+from seer_host.routed_experts import routed_experts
 
 from seer_core import Completion, PromptGroup
+from seer_core.errors import EngineError
 from seer_rl.advantages import group_advantages
 from seer_rl.errors import RewardError, TrainError
 from seer_rl.trainer import Sample
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "FinishedResponse",
@@ -94,13 +100,17 @@ def scored_only(scored: Sequence[ScoredResponse], iteration: int) -> list[Scored
     return kept
 
 
-def samples(scored: Sequence[ScoredResponse], *, scale: bool) -> list[Sample]:
-    """Return what is trained on, with advantages within groups; failed rewards belong to no group."""
+def samples(scored: Sequence[ScoredResponse], *, scale: bool, replay_routing: bool = False) -> list[Sample]:
+    """Return what is trained on, with advantages within groups; failed rewards belong to no group.
+
+    Raises:
+        TrainError: routing is to be replayed, and a response lacks the experts that the engine took.
+    """
     groups: dict[str, list[ScoredResponse]] = {}
     for each in scored:
         groups.setdefault(each.group.id, []).append(each)
     return [
-        _sample(each.group, each.completion, advantage)
+        _sample(each.group, each.completion, advantage, replay_routing=replay_routing)
         for members in groups.values()
         for each, advantage in zip(
             members,
@@ -110,10 +120,26 @@ def samples(scored: Sequence[ScoredResponse], *, scale: bool) -> list[Sample]:
     ]
 
 
-def _sample(group: PromptGroup, completion: Completion, advantage: float) -> Sample:
+def _sample(
+    group: PromptGroup, completion: Completion, advantage: float, *, replay_routing: bool = False
+) -> Sample:
     """Return a sample in which the environment's tokens, if there are any, are not trained on."""
-    mask = bytes(completion.loss_mask) if completion.turns else None
-    return Sample(group.prompt_token_ids, completion.token_ids, completion.logprobs, advantage, mask)
+    prompt, mask = group.prompt_token_ids, bytes(completion.loss_mask) if completion.turns else None
+    experts = _experts(completion, len(prompt)) if replay_routing else None
+    return Sample(prompt, completion.token_ids, completion.logprobs, advantage, mask, experts)
+
+
+def _experts(completion: Completion, prompt_tokens: int) -> NDArray[np.uint16]:
+    try:
+        experts = routed_experts(completion, prompt_tokens)
+    except EngineError as error:
+        raise TrainError(f"[train].replay_routing: {error}") from error
+    if experts is None:
+        raise TrainError(
+            "[train].replay_routing: the engine does not answer the experts that it takes; on SGLang set"
+            " engine_args.enable_return_routed_experts = true, or leave replay_routing out"
+        )
+    return experts
 
 
 def failures(scored: Sequence[ScoredResponse]) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -114,7 +115,7 @@ class TorchTrainer(Trainer):
     @torch.no_grad()
     def _compute_reference(self, batch: MicroBatch) -> Tensor:
         assert self._reference is not None
-        return self._reference.logprobs(batch)
+        return self._reference.logprobs(attrs.evolve(batch, experts=None))  # it takes experts of its own
 
     def export(self, directory: Path) -> None:
         """Write the weights, and the other files that engines read."""

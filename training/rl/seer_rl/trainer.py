@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from seer_core.ports.contracts import optional
 from seer_rl.errors import TrainError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["Sample", "Trainer"]
 
@@ -31,6 +35,10 @@ class Sample:
     loss_mask: bytes | None = None
     """For each token of ``response`` 1 if it is trained on, and 0 if an environment answered it; None where
     all are trained on.
+    """
+    routed_experts: NDArray[np.uint16] | None = None
+    """The experts that the engine took for each position of prompt and response but the last, [positions,
+    layers, experts per token]; None unless ``[train].replay_routing``.
     """
 
     @property

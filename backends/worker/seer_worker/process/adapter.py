@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import attrs
 
@@ -79,6 +79,8 @@ class EndedChunk:
     """The most probable tokens at the place of each, where its sampling asks for them."""
     prompt_logprobs: PromptLogprobs | None = None
     """The log-probs of the prompt, where its sampling asks for them and it is the first chunk."""
+    attachments: Mapping[str, Any] = attrs.Factory(dict)
+    """What the engine answers beside that, for the user."""
 
     def cut(self, size: int) -> EndedChunk:
         """Return it as it is if it ends with the last of its first ``size`` tokens."""
@@ -111,6 +113,7 @@ class EndedChunk:
             pool_tokens=account.pool_tokens,
             top_logprobs=self.top_logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            attachments=dict(self.attachments),
         )
 
 

@@ -1,4 +1,4 @@
-"""Ports for servers that must be given a number."""
+"""Ports for servers that are given a number and open it later, which no one else takes meanwhile."""
 
 from __future__ import annotations
 

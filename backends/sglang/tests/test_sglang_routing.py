@@ -1,0 +1,114 @@
+"""Routed experts of SGLang: those that the model chooses for the same text, however a rollout is divided."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from seer_host.routed_experts import routed_experts
+from seer_session import Session
+from seer_testing.families import VOCABULARY, write_family
+
+from backends.tests.families import TOKENIZER
+
+pytestmark = pytest.mark.engine
+
+SETTINGS = """
+[seer]
+plugins = [{plugins}]
+engine = "sglang"
+kv_pool = "{kv_pool}"
+[engine.sglang]
+model = "{model}"
+dtype = "float32"
+instances = 2
+max_model_tokens = 256
+max_running = 8
+block_size = 1
+kv_cache_bytes = 16_777_216
+engine_args = {{ enable_return_routed_experts = true }}
+[rollout]
+n = 3
+max_tokens = 60
+{more}
+"""
+DIVIDED = "[plugin.divided_rollout]\nchunk_tokens = 16\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_family(tmp_path_factory.mktemp("mixture") / "model", "Qwen3-MoE", 1, TOKENIZER)
+
+
+@pytest.fixture(scope="module")
+def records(prompts):
+    return [
+        {
+            "prompt_token_ids": [token % VOCABULARY for token in prompt],
+            "group_id": f"g{number}",
+            "temperature": number % 2,
+        }
+        for number, prompt in enumerate(prompts(4))
+    ]
+
+
+@pytest.fixture
+def roll(model, records, tmp_path):
+    """Return a function that rolls out in one way; it returns texts and experts by request, and the summary.
+
+    With ``kills`` the process of the first instance is killed once a response is over.
+    """
+
+    def roll(plugins, kv_pool="none", more="", *, kills=False):
+        config = tmp_path / "rollout.toml"
+        names = ", ".join(f'"{name}"' for name in plugins)
+        config.write_text(SETTINGS.format(plugins=names, kv_pool=kv_pool, model=model, more=more))
+        texts, experts = {}, {}
+        with Session(config) as session:
+            for completion in session.stream(records):
+                if kills and not texts:
+                    os.kill(session.runtime._fleet.engines["sglang-0"].worker.pid, signal.SIGKILL)
+                prompt = records[int(completion.group_id[1:])]["prompt_token_ids"]
+                texts[completion.request_id] = [*prompt, *completion.token_ids]
+                experts[completion.request_id] = routed_experts(completion, len(prompt))
+            summary = session.result.summary
+        return texts, experts, summary
+
+    return roll
+
+
+@pytest.fixture(scope="module")
+def chosen(model):
+    """Return a function: the experts that transformers' model chooses for a text but its last token."""
+    import torch
+    import transformers
+
+    mixture = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    experts = mixture.config.num_experts_per_tok
+
+    def chosen(text):
+        with torch.no_grad():
+            logits = mixture(torch.tensor([text[:-1]]), output_router_logits=True).router_logits
+        return np.stack([layer.topk(experts).indices.sort().values.numpy() for layer in logits], axis=1)
+
+    return chosen
+
+
+def test_each_position_has_the_experts_that_the_model_chooses_however_a_rollout_is_divided(roll, chosen):
+    texts, whole, _ = roll(["group_round_robin"])
+    assert len(texts) == 12
+    for name, text in texts.items():
+        assert (np.sort(whole[name], axis=2) == chosen(text)).all()
+    drafts = "[plugin.grouped_spec]\ndraft_tokens = 4\n"
+    for plugins, kv_pool, more in (
+        (["divided_rollout"], "none", DIVIDED),
+        (["divided_rollout", "grouped_spec"], "local", DIVIDED + drafts),
+    ):
+        found, experts, summary = roll(plugins, kv_pool, more, kills=True)
+        assert found == texts
+        for name, positions in experts.items():
+            assert (positions == whole[name]).all()
+        assert summary.chunks > 36
+        assert (summary.pool_tokens > 0) == (kv_pool == "local")
+        assert (summary.accepted_tokens > 0) == ("grouped_spec" in plugins)
+        assert summary.instances_lost > 0
