@@ -1,6 +1,6 @@
 """Routed experts: which experts a mixture of experts chose for each token, as engines answer them.
 
-A trainer that replays them takes the same experts as the rollout, whatever its own numerics would choose
+A trainer that replays them takes the same experts as the rollout, where its own numerics would choose others
 (routing replay, "R3": Ma et al. 2025, arXiv 2510.11370).  An engine answers those of the positions that a
 chunk has computed; ``routed_experts`` joins them over the chunks of a response.
 """

@@ -47,7 +47,7 @@ class RoutedExperts:
 
     @property
     def slots(self) -> list[Tensor]:
-        """Those of all slots, as one more layer of KV; none if they are not kept."""
+        """The experts of all slots, as one more layer of KV; none if they are not kept."""
         return [self._capturer.host_cache.buffer] if self.on else []
 
     def of(self, req: Req) -> dict[str, Any]:

@@ -139,8 +139,8 @@ def check(args: Namespace) -> None:
         _check_own(args)
     elif args.use_rollout_routing_replay:
         raise ConfigError(
-            "--use-rollout-routing-replay needs the experts of tokens, which Seer has of its own engines alone"
-            " (--rollout-num-gpus 0); leave it out"
+            "--use-rollout-routing-replay needs the experts of tokens, which Seer has of its own engines"
+            " alone (--rollout-num-gpus 0); leave it out"
         )
 
 

@@ -56,11 +56,11 @@ def replayed_routing(model: Module, experts: Tensor) -> Iterator[None]:
 
 
 def _begin(replay: _Replay, *_: Any) -> None:
-    replay.__enter__()
+    replay.__enter__()  # type: ignore[no-untyped-call]
 
 
 def _end(replay: _Replay, *_: Any) -> None:
-    replay.__exit__(None, None, None)
+    replay.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 def _routers(model: Module) -> Mapping[int, Any]:
