@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import aiohttp
 import attrs
 import msgspec
 
-__all__ = ["UNAUTHORIZED", "Connection", "Malformed", "RefusedCall", "Unreachable"]
+__all__ = ["UNAUTHORIZED", "Connection", "HeldConnection", "Malformed", "RefusedCall", "Unreachable"]
 
 KEEP_S = 3.0
 """How long an idle connection is kept: less than the 5 s after which uvicorn closes it."""
 
 LONGEST_QUOTE = 300
 """Characters of an answer that an error quotes."""
+
+PORTS = {"http": 80, "https": 443}
 
 JSON = "application/json"
 
@@ -67,6 +70,28 @@ class PatientConnector(aiohttp.TCPConnector):
             return await super().connect(req, traces, timeout)
 
 
+class HeldConnection:
+    """A connection on which nothing is sent.
+
+    It ends with the server's process, and before another can listen at the same address.  So while it lasts,
+    an answer on any connection is of the process to which this one was made.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self.ended = asyncio.ensure_future(self._wait(reader))
+        """Done when it has ended, also by ``close``."""
+
+    async def _wait(self, reader: asyncio.StreamReader) -> None:
+        with suppress(OSError):
+            await reader.read(1)
+
+    def close(self) -> None:
+        """End it; idempotent."""
+        self.ended.cancel()
+        self._writer.close()
+
+
 @attrs.define(eq=False)
 class Connection:
     """One server's address, and its connections while they are open.
@@ -99,6 +124,22 @@ class Connection:
         if session is not None:
             await session.close()
             await asyncio.sleep(0)  # its sockets close in the loop's next turn
+
+    async def hold(self) -> HeldConnection | None:
+        """Open a connection on which nothing is sent; None where the address is none of HTTP.
+
+        Raises:
+            Unreachable: the server takes none.
+        """
+        parts = urlsplit(self.url)
+        if parts.scheme not in PORTS:
+            return None
+        try:
+            async with asyncio.timeout(self.connect_timeout_s):
+                streams = await asyncio.open_connection(parts.hostname, parts.port or PORTS[parts.scheme])
+        except (OSError, TimeoutError) as error:
+            raise Unreachable(_described(error)) from error
+        return HeldConnection(*streams)
 
     async def get(self, path: str, limit_s: float = 10.0) -> bytes:
         """Return the body of an answer; raises as ``post``."""

@@ -21,7 +21,15 @@ from seer_core.ports.drafting import Drafter, SiblingTokens, StepTimes
 from seer_core.ports.engine import ChunkJob, ChunkOutput, InstanceSink
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import OWNER, WeightSpec
-from seer_remote.connection import JSON, UNAUTHORIZED, Connection, Malformed, RefusedCall, Unreachable
+from seer_remote.connection import (
+    JSON,
+    UNAUTHORIZED,
+    Connection,
+    HeldConnection,
+    Malformed,
+    RefusedCall,
+    Unreachable,
+)
 from seer_remote.dialect import Dialect, ServerChunk, ServerFacts, Unsupported, checked, is_whole
 from seer_remote.exactness import (
     LEVELS,
@@ -161,6 +169,8 @@ class RemoteInstance:
         """Finds out whether the server is that of before; answers wait for it."""
         self._unsure = False
         """Whether it may have been started anew since it had chunks."""
+        self._held: HeldConnection | None = None
+        """Ends with the server's process."""
         self._fingerprint = ""
         """Of its weights, when they were last looked at."""
         self._levels: dict[str, Exactness] = {}
@@ -197,6 +207,7 @@ class RemoteInstance:
         await self._siblings.ready()
         self._connection.open()
         try:
+            await self._hold()
             facts = self._facts = await self._whole_facts()
             self._siblings.expect(self.address, facts)
             self._levels.clear()
@@ -205,7 +216,7 @@ class RemoteInstance:
             self._raw = await reports_raw(self._try, facts.vocab_size)
             level = await self._level_of(self._siblings.sampling)
             await self._measure(facts)
-            self._version, self._fingerprint, self._unsure = 0, "", False
+            self._version, self._fingerprint, self._unsure = 0, "", self._is_over
             if not self._siblings.version:  # or else the runtime looks, by ``update_weights``
                 _, flaw = await self._look(0)
                 if flaw:
@@ -333,6 +344,7 @@ class RemoteInstance:
         others = (each for each in own if each is not None)
         tasks = [*self._jobs.values(), *self._dropped, *self._tests.values(), *others, *self.seer.leave()]
         self._watching = self._ender = self._doubted = None
+        self._release()
         for table in (self._jobs, self._names, self._ending, self._whole):
             table.clear()
         tasks = [each for each in tasks if each is not asyncio.current_task()]
@@ -473,11 +485,37 @@ class RemoteInstance:
             self.seer.forget(TESTS)
         self._label = marks.label
         fingerprint, flaw = self._siblings.mark(version, marks)
-        self._fingerprint, self._unsure = fingerprint, False
+        self._fingerprint, self._unsure = fingerprint, self._is_over
         if flaw:
             log.warning("weights_differ", instance=self.id, version=version, flaw=flaw)
         await self.seer.share_as(fingerprint)
         return fingerprint, flaw
+
+    async def _hold(self) -> None:
+        """Hold a connection to the server's process from now on; an end of it puts the server in doubt.
+
+        Raises:
+            Unreachable: the server takes no connection.
+        """
+        self._release()
+        held = self._held = await self._connection.hold()
+        if held is not None:
+            held.ended.add_done_callback(partial(self._ended, held))
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the process to which a connection was held has ended, or has ended that connection."""
+        return self._held is not None and self._held.ended.done()
+
+    def _ended(self, held: HeldConnection, _: object) -> None:
+        if held is self._held:
+            self._unsure = True
+            self._doubt("it has ended a connection, as a process does that ends")
 
     def _doubt(self, reason: str) -> None:
         """Look at its weights again: a server that breaks off may have been started anew, with others."""
@@ -489,6 +527,8 @@ class RemoteInstance:
         try:
             for tried in range(1, TRIES + 1):
                 try:
+                    if self._is_over:
+                        await self._hold()
                     fingerprint, flaw = await self._look(self._version)
                 except (Unreachable, RefusedCall) as error:
                     if tried == TRIES or not await self.dialect.healthy():
@@ -499,6 +539,10 @@ class RemoteInstance:
                 else:
                     if fingerprint != before:
                         self._lost(f"its weights have changed: {flaw or fingerprint}")
+                    elif self._is_over:  # and so it may have been another that answered
+                        if tried < TRIES:
+                            continue
+                        self._lost("each connection to it ends as soon as it is made")
                     return
         except (Malformed, EngineError) as error:
             self._lost(str(error))

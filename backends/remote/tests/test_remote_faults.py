@@ -554,6 +554,22 @@ def test_a_server_that_starts_anew_with_other_weights_in_mid_chunk_writes_no_tok
     assert result.summary.instances_lost == 1
 
 
+def test_an_idle_server_that_starts_anew_with_other_weights_between_two_looks_writes_no_token(fake, fleet_of):
+    one, two = fake(), fake()
+    whole = responses(asyncio.run(roll_out(fleet_of(one, two))))
+
+    async def play():
+        async with runtime_of(fleet_of(one, two, poll_s=60.0)) as runtime:
+            two.kill()
+            two.weights = 5  # under the same label, and it says that it has written as much as before
+            two.revive()
+            return await runtime.rollout(runtime.groups(PROMPTS)).wait()
+
+    result = asyncio.run(play())
+    assert responses(result) == whole
+    assert result.summary.instances_lost == 1
+
+
 def test_a_server_that_has_written_less_than_before_is_looked_at_again(fake, fleet_of):
     one, two = fake(), fake()
     whole = responses(asyncio.run(roll_out(fleet_of(one, two))))

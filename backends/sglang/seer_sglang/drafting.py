@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from seer_worker.sampling.keyed import rows_at_once
+from seer_worker.sampling.sending import sent
 from sglang.srt.managers import schedule_batch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.speculative import eagle_utils, ngram_worker
@@ -50,7 +51,9 @@ class TreeWorker(NGRAMWorker):
         super().__init__(*arguments, **named)
         self.propose: Callable[[Sequence[Req]], Trees] = _no_drafts
         self.width: Callable[[Trees], int] = width_of
-        self._trees: tuple[NDArray[np.int64], NDArray[np.bool_]] | None = None
+        self.trees: Trees = [], []
+        """Those of the step, with which it was begun."""
+        self._nodes: tuple[NDArray[np.int64], NDArray[np.bool_]] | None = None
 
     def forward_batch_generation(self, batch: ScheduleBatch, *arguments: Any, **named: Any) -> Any:
         """Verify drafts, or prefill; what is kept of it between two steps does not depend on trees' sizes."""
@@ -63,16 +66,16 @@ class TreeWorker(NGRAMWorker):
 
     def _prepare_for_speculative_decoding(self, batch: ScheduleBatch) -> None:
         if batch.forward_mode.is_decode():
-            tokens, parents = trees = self.propose(batch.reqs)
-            self._set_nodes(self.width(trees))
+            self.trees = self.propose(batch.reqs)
+            self._set_nodes(self.width(self.trees))
             self._make_room(len(batch.reqs))
             last = [req.output_ids[-1] for req in batch.reqs]
-            self._trees = as_nodes(last, tokens, parents, self.draft_token_num)
+            self._nodes = as_nodes(last, *self.trees, self.draft_token_num)
         super()._prepare_for_speculative_decoding(batch)
 
     def _prepare_draft_tokens(self, batch: ScheduleBatch) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        assert self._trees is not None
-        tokens, mask = self._trees
+        assert self._nodes is not None
+        tokens, mask = self._nodes
         return tokens.flatten(), mask.flatten()
 
     def _update_ngram_corpus(self, batch: ScheduleBatch) -> None:
@@ -117,11 +120,17 @@ def as_nodes(
 
 
 class KeyedVerifier:
-    """Follows each tree as far as its drafts are what is sampled; stands in for SGLang's ``eagle_sample``."""
+    """Follows each tree as far as its drafts are what is sampled; stands in for SGLang's ``eagle_sample``.
+
+    What it asks of the device are tokens, log-probs and positions, once where all nodes are sampled together;
+    the trees are in main memory.
+    """
 
     def __init__(self, sampler: SglangSampler, ends: Collection[int]) -> None:
         self._sampler = sampler
         self._ends = ends
+        self.trees: Callable[[], Trees] = lambda: ([], [])
+        """Returns the trees of the step."""
         self.deepest: list[int] = []
         self.accepted: list[int] = []
         self.kept: list[int] = []
@@ -132,12 +141,9 @@ class KeyedVerifier:
         """Return what was sampled at each node, how many nodes were passed, and which."""
         logits = logits_output.next_token_logits
         nodes, requests, device = verify_input.draft_token_num, len(batch.reqs), logits.device
-        tokens = verify_input.draft_token.view(requests, nodes).tolist()
-        links = (verify_input.retrieve_next_token.tolist(), verify_input.retrieve_next_sibling.tolist())
-        positions = verify_input.positions.view(requests, nodes)
-        self.deepest = (positions.max(dim=1).values - positions[:, 0]).tolist()
-        paths = Paths(tokens, *links)
-        sampler = NodeSampler(self._sampler, logits, nodes, positions.flatten().tolist(), paths)
+        trees = [DraftTree(*each) for each in zip(*self.trees(), strict=True)]
+        self.deepest = [tree.depth for tree in trees]
+        sampler = NodeSampler(self._sampler, logits, nodes, verify_input.positions + 1, trees)
         writings = self._sampler.batch
         self.accepted, self.kept = [0] * requests, [0] * requests
         predicted = np.zeros(requests * nodes, np.int32)
@@ -151,97 +157,96 @@ class KeyedVerifier:
             for (request, node), row, token in zip(here.items(), rows, chosen, strict=True):
                 passed[request, self.kept[request]] = row
                 self.kept[request] += 1
-                child = _child(tokens[request], links[0][request], links[1][request], node, token)
-                if child >= 0:
+                child = trees[request].child(node, token)
+                if child is not None:
                     self.accepted[request] += 1
                     if token not in self._ends or writings[request].to_the_end:
                         going[request] = child
             here = going
         arrays = (predicted, np.array(self.kept, np.int32), passed)
-        found, lengths, index = (torch.from_numpy(array).to(device) for array in arrays)
+        found, lengths, index = (sent(array, device) for array in arrays)
         return found, lengths, index
 
 
-class Paths:
-    """The drafts that lead to a node: all from the last token written, which is node 0, to the node itself.
+class DraftTree:
+    """A request's draft: node 0 is the last token written, and node n + 1 token n of the draft.
 
     Args:
-        tokens: the nodes' tokens, of each request.
-        first: each node's first child, -1 for none.
-        sibling: each node's next sibling, likewise.
+        tokens: the draft's tokens.
+        parents: each token's parent among them, -1 for the last token written.
     """
 
-    def __init__(
-        self,
-        tokens: Sequence[Sequence[int]],
-        first: Sequence[Sequence[int]],
-        sibling: Sequence[Sequence[int]],
-    ) -> None:
-        self._tokens, self._first, self._sibling = tokens, first, sibling
-        self._parents: dict[int, list[int]] = {}
+    def __init__(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        self._tokens, self._parents = tokens, parents
+        self._children: dict[tuple[int, int], int] = {}
+        depths = [0]
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), 1):
+            self._children.setdefault((parent + 1, token), node)
+            depths.append(depths[parent + 1] + 1)
+        self.depth = max(depths)
+        """How many tokens the longest path has."""
 
-    def to(self, request: int, node: int) -> list[int]:
-        """Return the tokens of the drafts on the way, in order."""
-        if request not in self._parents:
-            self._parents[request] = self._parents_of(request)
+    def child(self, node: int, token: int) -> int | None:
+        """Return the child of a node that is this token, the first of several."""
+        return self._children.get((node, token))
+
+    def path(self, node: int) -> list[int]:
+        """Return the tokens of the drafts that lead to a node, in order; of a node beyond the tree, none."""
         path = []
-        while node > 0:
-            path.append(self._tokens[request][node])
-            node = self._parents[request][node]
+        while 0 < node <= len(self._tokens):
+            path.append(self._tokens[node - 1])
+            node = self._parents[node - 1] + 1
         return path[::-1]
-
-    def _parents_of(self, request: int) -> list[int]:
-        first, sibling = self._first[request], self._sibling[request]
-        parents = [-1] * len(first)
-        for node, child in enumerate(first):
-            while child >= 0:
-                parents[child] = node
-                child = sibling[child]
-        return parents
 
 
 class NodeSampler:
     """Samples at nodes: at all of them at once where that wastes little, else as they are asked for.
 
-    Row r of ``logits`` is a node of request ``r // nodes``.
+    Row r of ``logits`` is a node of request ``r // nodes``, of which ``places`` has the position.
     """
 
     def __init__(
-        self, sampler: SglangSampler, logits: torch.Tensor, nodes: int, positions: list[int], paths: Paths
+        self,
+        sampler: SglangSampler,
+        logits: torch.Tensor,
+        nodes: int,
+        places: torch.Tensor,
+        trees: Sequence[DraftTree],
     ) -> None:
-        self._sampler, self._logits, self._nodes, self._paths = sampler, logits, nodes, paths
-        self._places = [position + 1 for position in positions]
-        self._tokens: list[int] | None = None
-        self._logprobs: list[float] = []
+        self._sampler, self._logits, self._nodes, self._trees = sampler, logits, nodes, trees
+        self._places = places
+        self._all: tuple[list[int], list[float], list[int]] | None = None
         # Who watches wants the rows that count alone.
         if len(logits) <= rows_at_once(logits) and not sampler.watch.on:
-            self._tokens, self._logprobs = self._sample(range(len(logits)))
+            self._all = self._sample(range(len(logits)))
 
     def tokens_at(self, rows: Sequence[int]) -> list[int]:
         """Return the tokens of these rows, and keep their log-probs and the most probable tokens."""
-        if self._tokens is None:
-            tokens, logprobs = self._sample(rows)
+        if self._all is None:
+            tokens, logprobs, positions = self._sample(rows)
         else:
-            tokens, logprobs = [self._tokens[row] for row in rows], [self._logprobs[row] for row in rows]
-        self._sampler.keep(*self._texts(rows), logprobs, lambda: self._rows(rows))
+            tokens, logprobs, positions = ([each[row] for row in rows] for each in self._all)  # type: ignore[assignment]
+        self._sampler.keep(self._writings(rows), positions, logprobs, lambda: self._logits[self._at(rows)])
         return tokens
 
-    def _sample(self, rows: Sequence[int]) -> tuple[list[int], list[float]]:
+    def _sample(self, rows: Sequence[int]) -> tuple[list[int], list[float], list[int]]:
         def drafts(place: int) -> list[int]:
-            return self._paths.to(*divmod(rows[place], self._nodes))
+            request, node = divmod(rows[place], self._nodes)
+            return self._trees[request].path(node)
 
-        return self._sampler.sample(self._rows(rows), *self._texts(rows), drafts)
+        logits, places = self._logits, self._places
+        if len(rows) < len(logits):
+            at = self._at(rows)
+            logits, places = logits[at], places[at]
+        return self._sampler.sample(logits, self._writings(rows), places, drafts)
 
-    def _rows(self, rows: Sequence[int]) -> torch.Tensor:
-        logits = self._logits
-        if rows == range(len(logits)):
-            return logits
-        return logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)]
+    def _at(self, rows: Sequence[int]) -> torch.Tensor:
+        return sent(np.array(rows, dtype=np.int64), self._logits.device)
 
-    def _texts(self, rows: Sequence[int]) -> tuple[list[ChunkState], list[int]]:
-        """Return the text that each row goes on with, and how many tokens it has."""
+    def _writings(self, rows: Sequence[int]) -> list[ChunkState]:
+        """Return the text that each row goes on with."""
         writings = self._sampler.batch
-        return [writings[row // self._nodes] for row in rows], [self._places[row] for row in rows]
+        return [writings[row // self._nodes] for row in rows]
 
 
 class DraftBudget:
@@ -305,7 +310,8 @@ def install(
 ) -> None:
     """Have a scheduler's ``TreeWorker`` verify what ``propose`` returns, in ``width`` nodes for a request."""
     ngram_worker.eagle_sample = verifier
-    scheduler.draft_worker.propose, scheduler.draft_worker.width = propose, width
+    worker = scheduler.draft_worker
+    worker.propose, worker.width, verifier.trees = propose, width, lambda: worker.trees
 
 
 def put_in_place(room: DraftBudget) -> None:
@@ -319,14 +325,6 @@ def put_in_place(room: DraftBudget) -> None:
 def width_of(trees: Trees) -> int:
     """Return the nodes of the largest tree, the last token written included."""
     return 1 + max(map(len, trees[0]))
-
-
-def _child(tokens: Sequence[int], first: Sequence[int], sibling: Sequence[int], node: int, token: int) -> int:
-    """Return the child of a node that is this token; -1 if there is none."""
-    child = first[node]
-    while child != -1 and tokens[child] != token:
-        child = sibling[child]
-    return child
 
 
 def _no_drafts(reqs: Sequence[Req]) -> Trees:

@@ -13,9 +13,11 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from seer_worker.sampling.grammars import grammars_of
 from seer_worker.sampling.sampler import Sampler
+from seer_worker.sampling.sending import sent
 from torch import Tensor
 
 from seer_core.ports.engine import ChunkJob
@@ -106,34 +108,35 @@ class SglangSampler:
         logits = logits_output.next_token_logits
         if len(logits) != len(self.batch):
             raise RuntimeError(f"{len(logits)} rows of logits for {len(self.batch)} requests")
-        places = [position + 1 for position in positions.tolist()]
-        tokens, logprobs = self.sample(logits, self.batch, places)
+        tokens, logprobs, places = self.sample(logits, self.batch, positions.long() + 1)
         self.keep(self.batch, places, logprobs, lambda: logits)
-        return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+        return sent(np.array(tokens, dtype=np.int64), logits.device)
 
     def sample(
         self,
         logits: Tensor,
         writings: Sequence[ChunkState],
-        positions: Sequence[int],
+        places: Tensor,
         drafts: Callable[[int], Sequence[int]] = lambda row: (),
-    ) -> tuple[list[int], list[float]]:
-        """Return the token of each row and its log-prob, of texts that have so many tokens so far.
+    ) -> tuple[list[int], list[float], list[int]]:
+        """Return the token of each row, its log-prob and its position, of texts with so many tokens so far.
 
         Args:
             logits: one row for each, [rows, vocab or more].
             writings: the chunks.
-            positions: the numbers of tokens.
+            places: the numbers of tokens, int64 [rows], where the logits are.
             drafts: returns the last of these tokens, those that are drafts, by the row.
         """
         jobs = [each.job for each in writings]
+        controlled = any(job.sampling.changes_logits for job in jobs)
+        positions = places.tolist() if controlled else []  # a wait, for a text ends there
 
         def text(row: int) -> Sequence[int]:
             return writings[row].text(positions[row], drafts(row))
 
         return self._ranks.agreed(
-            lambda: self._sampler.choose(
-                logits[:, : self._vocab_size], jobs, positions, text, self._ends, self._grammars
+            lambda: self._sampler.choose_at(
+                logits[:, : self._vocab_size], jobs, places, text, self._ends, self._grammars
             )
         )
 

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import msgspec
 import numpy as np
 import pytest
 from seer_host.routed_experts import routed_experts
@@ -112,3 +113,51 @@ def test_each_position_has_the_experts_that_the_model_chooses_however_a_rollout_
         assert (summary.pool_tokens > 0) == (kv_pool == "local")
         assert (summary.accepted_tokens > 0) == ("grouped_spec" in plugins)
         assert summary.instances_lost > 0
+
+
+TRAINED = """
+[train]
+prompts = "prompts.jsonl"
+reward = "reward.py:reward"
+iterations = 2
+groups = 4
+replay_routing = true
+[train.optimizer]
+learning_rate = 1e-3
+"""
+
+
+@pytest.mark.long
+def test_training_with_them_gives_the_same_weights_under_any_scheduler(model, records, tmp_path):
+    from seer_rl.config import load_training
+    from seer_rl.start import train
+
+    (tmp_path / "prompts.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, records)))
+    (tmp_path / "reward.py").write_text(
+        "def reward(response):\n    return float(sum(response.token_ids) % 5)\n"
+    )
+    weights = []
+    for plugins, kv_pool, more in (("group_round_robin", "none", ""), ("divided_rollout", "local", DIVIDED)):
+        path = tmp_path / f"{plugins}.toml"
+        settings = SETTINGS.format(plugins=f'"{plugins}"', kv_pool=kv_pool, model=model, more=more)
+        path.write_text(settings + TRAINED)
+        train(*load_training(path), tmp_path / plugins, SilentListener())
+        lines = (tmp_path / plugins / "metrics.jsonl").read_bytes().splitlines()
+        records_of = [msgspec.json.decode(line) for line in lines]
+        assert max(each["dlogp_max"] for each in records_of) < 1e-3
+        weights.append([each["weights_sha256"] for each in records_of])
+    assert weights[0] == weights[1]
+    assert weights[0][0] != weights[0][1]
+
+
+class SilentListener:
+    """Shows nothing of a training's progress."""
+
+    def phase(self, iteration, name):
+        pass
+
+    def responses(self, finished, wanted):
+        pass
+
+    def iterated(self, metrics):
+        pass

@@ -62,7 +62,7 @@ class StandInServer:
         self.requests.append(seen)
         while self._submission_paused or self._asleep:
             await asyncio.sleep(0.005)
-        most = min(sampling_params["max_tokens"], self.config.max_model_len - len(prompt_ids))
+        most = min(sampling_params.get("max_tokens", 12), self.config.max_model_len - len(prompt_ids))
         seed, heat = sampling_params.get("seed"), sampling_params.get("temperature", 1.0)
         tokens, reason = [], "completed"
         self.running[request_id] = None
