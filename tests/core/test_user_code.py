@@ -692,6 +692,15 @@ class RaisingJournal:
     def chunk(self, *facts):
         raise_one(self.name)
 
+    def answered(self, *facts):
+        pass
+
+    def aborted(self, *facts):
+        pass
+
+    async def synced(self):
+        pass
+
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_what_a_journal_raises_ends_the_rollout_with_its_reason(by_hand, hand, some_groups, name):

@@ -222,6 +222,12 @@ def test_a_completion_waits_for_its_journal(by_hand, hand, some_groups):
         def chunk(self, *chunk):
             self.chunks.append(chunk)
 
+        def answered(self, *answer):
+            pass
+
+        def aborted(self, *requests):
+            pass
+
         async def synced(self):
             await self.safe.wait()
 

@@ -144,9 +144,9 @@ class Saboteur(Scripted):
         weights.load = self.load_with_faults
         positions = sampling.VllmSampler._positions
 
-        def poison_and_go_on(sampler, device):
+        def poison_and_go_on(sampler):
             self.poison(sampler._runner)
-            return positions(sampler, device)
+            return positions(sampler)
 
         sampling.VllmSampler._positions = poison_and_go_on
 

@@ -126,7 +126,7 @@ def test_an_error_inside_vllm_ends_the_instance_with_its_traceback(start, models
     harness.run(harness.until(lambda: bool(harness.losses)))
     [reason] = harness.losses
     assert "sampling.py" in reason
-    assert "ValueError: Overflow" in reason
+    assert "OverflowError" in reason
 
 
 def test_a_wrong_argument_fails_the_start_by_its_name_and_nothing_is_imported_from_where_a_worker_runs(
