@@ -32,6 +32,7 @@ from seer_sglang.rank import RankStart, SglangRank
 from seer_sglang.ranks import LeadingRank
 
 if TYPE_CHECKING:
+    from seer_sglang.blocks import SglangLayers
     from seer_sglang.engine import Chunk
 
 __all__ = ["SglangAdapter"]
@@ -199,10 +200,14 @@ class SglangAdapter(EngineAdapter):
         self, open_store: Callable[[int, int], KVStore], report: Callable[[str], None]
     ) -> PooledRequests:
         """Share KV through SGLang's cache."""
-        layers = self.engine.shared_layers()
+        layers = self._kv()
         store = open_store(layers.block_bytes * self.engine.parts.parts, layers.block_tokens)
         self._pool = self.engine.share(layers, store, report, self._awaited_bytes)
         return self._pool
+
+    def _kv(self) -> SglangLayers:
+        """Return SGLang's KV as the pool has it; an emulated instance has another."""
+        return self.engine.shared_layers()
 
     def update_weights(self, source: WeightSpec, version: int) -> str:
         """Load weights, if they are the model's tensors, and see that they arrive."""
