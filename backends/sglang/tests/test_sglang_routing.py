@@ -1,16 +1,21 @@
 """Routed experts of SGLang: those that the model chooses for the same text, however a rollout is divided."""
 
+import asyncio
 import os
 import signal
 
+import attrs
 import msgspec
 import numpy as np
 import pytest
+from seer_host.config_files import load_config
 from seer_host.routed_experts import routed_experts
-from seer_session import Session
+from seer_session.assembly import assemble
+from seer_session.runtime import Runtime
 from seer_testing.families import VOCABULARY, write_family
 
 from backends.tests.families import TOKENIZER
+from seer_core.scheduling.scheduler import Slot
 
 pytestmark = pytest.mark.engine
 
@@ -53,26 +58,53 @@ def records(prompts):
     ]
 
 
+class Alternate:
+    """Placer: each chunk of a response goes to another instance than the one before."""
+
+    def instance_changed(self, instance):
+        pass
+
+    def instance_lost(self, instance):
+        pass
+
+    def place(self, request, chunk_tokens, instances):
+        others = [each for each in instances if each.id != request.instance]
+        return others[0] if others else None
+
+
 @pytest.fixture
 def roll(model, records, tmp_path):
     """Return a function that rolls out in one way; it returns texts and experts by request, and the summary.
 
-    With ``kills`` the process of the first instance is killed once a response is over.
+    With ``kills`` the process of the first instance is killed once a response is over; with ``moves`` each
+    chunk moves.
     """
 
-    def roll(plugins, kv_pool="none", more="", *, kills=False):
-        config = tmp_path / "rollout.toml"
+    def roll(plugins, kv_pool="none", more="", *, kills=False, moves=False):
+        path = tmp_path / "rollout.toml"
         names = ", ".join(f'"{name}"' for name in plugins)
-        config.write_text(SETTINGS.format(plugins=names, kv_pool=kv_pool, model=model, more=more))
+        path.write_text(SETTINGS.format(plugins=names, kv_pool=kv_pool, model=model, more=more))
+        config = load_config(path)
+        assembly = assemble(config)
+        if moves:
+            policies = assembly.strategies.policies
+            policies = attrs.evolve(policies, placer=Slot("placer", "alternate", Alternate()))
+            strategies = attrs.evolve(assembly.strategies, policies=policies)
+            assembly = attrs.evolve(assembly, strategies=strategies)
         texts, experts = {}, {}
-        with Session(config) as session:
-            for completion in session.stream(records):
-                if kills and not texts:
-                    os.kill(session.runtime._fleet.engines["sglang-0"].worker.pid, signal.SIGKILL)
-                prompt = records[int(completion.group_id[1:])]["prompt_token_ids"]
-                texts[completion.request_id] = [*prompt, *completion.token_ids]
-                experts[completion.request_id] = routed_experts(completion, len(prompt))
-            summary = session.result.summary
+
+        async def play():
+            async with Runtime(assembly, config.seer, config.rollout) as runtime:
+                rollout = runtime.rollout(runtime.groups(records))
+                async for completion in rollout:
+                    if kills and not texts:
+                        os.kill(runtime._fleet.engines["sglang-0"].worker.pid, signal.SIGKILL)
+                    prompt = records[int(completion.group_id[1:])]["prompt_token_ids"]
+                    texts[completion.request_id] = [*prompt, *completion.token_ids]
+                    experts[completion.request_id] = routed_experts(completion, len(prompt))
+                return (await rollout.wait()).summary
+
+        summary = asyncio.run(play())
         return texts, experts, summary
 
     return roll
@@ -101,18 +133,18 @@ def test_each_position_has_the_experts_that_the_model_chooses_however_a_rollout_
     for name, text in texts.items():
         assert (np.sort(whole[name], axis=2) == chosen(text)).all()
     drafts = "[plugin.grouped_spec]\ndraft_tokens = 4\n"
-    for plugins, kv_pool, more in (
-        (["divided_rollout"], "none", DIVIDED),
-        (["divided_rollout", "grouped_spec"], "local", DIVIDED + drafts),
+    for plugins, kv_pool, more, how in (
+        (["divided_rollout"], "none", DIVIDED, "kills"),
+        (["divided_rollout", "grouped_spec"], "local", DIVIDED + drafts, "moves"),
     ):
-        found, experts, summary = roll(plugins, kv_pool, more, kills=True)
+        found, experts, summary = roll(plugins, kv_pool, more, **{how: True})
         assert found == texts
         for name, positions in experts.items():
             assert (positions == whole[name]).all()
         assert summary.chunks > 36
         assert (summary.pool_tokens > 0) == (kv_pool == "local")
         assert (summary.accepted_tokens > 0) == ("grouped_spec" in plugins)
-        assert summary.instances_lost > 0
+        assert (summary.instances_lost > 0) == (how == "kills")
 
 
 TRAINED = """
@@ -132,7 +164,8 @@ def test_training_with_them_gives_the_same_weights_under_any_scheduler(model, re
     from seer_rl.config import load_training
     from seer_rl.start import train
 
-    (tmp_path / "prompts.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, records)))
+    drawn = [{**each, "temperature": 1.0} for each in records]
+    (tmp_path / "prompts.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, drawn)))
     (tmp_path / "reward.py").write_text(
         "def reward(response):\n    return float(sum(response.token_ids) % 5)\n"
     )

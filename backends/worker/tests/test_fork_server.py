@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -20,7 +21,7 @@ from seer_worker.client.local import LocalLauncher
 from seer_worker.client.process_client import Launch, ProcessClient
 
 from seer_core.errors import EngineError
-from tests.support.eventually import eventually
+from tests.support.eventually import aeventually, eventually
 
 HERE = str(Path(__file__).parent)
 
@@ -306,10 +307,13 @@ def test_a_server_without_descriptors_left_gives_the_reason(launch, events):
     async def story():
         engines = [await start(launch, sink, "first")]
         server = sink.facts["first"]["parent"]
+        await aeventually(lambda: not any("first" in file for file in files_of(server)))
+        settled = files_of(server)
         leave_room(server, 5)  # for what a request brings
         flaw = "this machine cannot start a process: Too many open files; free what it lacks"
         with pytest.raises(EngineError, match=flaw):
             await start(launch, sink, "no room for its pidfd")
+        await aeventually(lambda: files_of(server) == settled)  # it answers before it closes what came
         leave_room(server, 0)
         engines.append(await start(launch, sink, "no room for the request"))
         [event] = [event for event in events if event["event"] == "worker_started"]
@@ -318,6 +322,15 @@ def test_a_server_without_descriptors_left_gives_the_reason(launch, events):
             await engine.stop()
 
     play(story)
+
+
+def files_of(pid):
+    """Return what a process has open."""
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return sorted(found)
 
 
 def leave_room(pid, descriptors):
