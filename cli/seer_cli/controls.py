@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import structlog
@@ -19,7 +19,7 @@ from seer_session.runtime import Runtime
 from seer_core.errors import InputError, SeerError, quote
 from seer_core.ports.policy import Observer
 
-__all__ = ["RunCommand", "RunControls", "carry_out", "watched"]
+__all__ = ["COMMANDS", "RunCommand", "RunControls", "carry_out", "watched"]
 
 log = structlog.get_logger("seer")
 
@@ -27,10 +27,15 @@ LONGEST_S = 60.0
 """How long a viewer waits for a command to be carried out."""
 
 
+CommandKind = Literal["pause", "resume", "drain", "limit", "give_up"]
+COMMANDS = get_args(CommandKind)
+"""The kinds of commands, by name."""
+
+
 class RunCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A command on a rollout that goes on."""
 
-    do: Literal["pause", "resume", "drain", "limit", "give_up"]
+    do: CommandKind
     """Its kind."""
     what: str = ""
     """The instance that is drained or limited, or the group that is given up."""

@@ -12,7 +12,7 @@ import attrs
 import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
-from seer_cli.controls import RunCommand, carry_out
+from seer_cli.controls import COMMANDS, RunCommand, carry_out
 from seer_host.shared_weights import TensorSlice
 from seer_session.runtime import Runtime
 from starlette.requests import ClientDisconnect, Request
@@ -179,7 +179,12 @@ class Control:
 
     async def command(self, request: Request) -> Response:
         """Pause the rollout, let it go on, drain or limit an instance, or give up a group."""
-        asked = await read_json(request, RunCommand)
+        try:
+            asked = await read_json(request, RunCommand)
+        except PromptError as error:
+            if "$.do" in str(error):
+                raise PromptError(f"{error}; it is one of {', '.join(COMMANDS)}") from None
+            raise
         self.broker.require_rollout()
         by = asked.by or "a client of the server"
         try:

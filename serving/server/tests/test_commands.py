@@ -46,7 +46,7 @@ def test_commands_that_cannot_be_carried_out_are_refused_with_a_reason(serve_sim
     with serve_sim() as served:
         [*names] = httpx.get(f"{served.url}/v1/state").json()["instances"]
         for fields, reason in (
-            ({"do": "stop"}, "stop"),
+            ({"do": "stop"}, "stop.*one of pause, resume, drain, limit, give_up"),
             ({"do": "drain", "what": "x"}, "no instance .x. is up"),
             ({"do": "limit", "what": names[0]}, "a limit needs max_running"),
             ({"do": "limit", "what": names[0], "max_running": 10**6}, "requests at once"),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from seer_core.error_origin import describe_error, is_sentence
+from seer_core.error_origin import describe_error, fact_of, is_sentence
 from seer_core.errors import printable, quote
 from seer_rl.references import resolve
 from seer_rl.responses import Response
@@ -51,9 +51,10 @@ def main() -> None:
     while True:
         response = decoder.decode(lines.get())
         try:
-            value = float(reward(response))
+            given = reward(response)
+            value = float(given)
         except BaseException as error:
-            answer = RewardAnswer(error=describe_error(error, place))
+            answer = RewardAnswer(error=_reason(error, place))
             if answer.error not in printed and len(printed) < MOST_TRACEBACKS:
                 printed.add(answer.error)
                 _print_traceback(error)
@@ -63,6 +64,13 @@ def main() -> None:
         if os.getpid() != process:  # the reward has forked, and its child came back here
             os.kill(os.getpid(), signal.SIGKILL)
         send(answer)
+
+
+def _reason(error: BaseException, place: str) -> str:
+    """Return why there is no reward; what ``float`` itself refuses was raised in no line of the user's."""
+    if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+        return f"{fact_of(error)}; a reward must be a finite number"
+    return describe_error(error, place)
 
 
 def _print_traceback(error: BaseException) -> None:
