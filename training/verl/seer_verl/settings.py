@@ -44,6 +44,8 @@ class KeptSettings:
     """How often a worker asks for the tokens so far, with which it would go on without Seer."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.mode, bool):  # YAML reads a bare on or off so
+            object.__setattr__(self, "mode", "on" if self.mode else "off")
         if self.mode not in MODES:
             raise ValueError(f"engine_kwargs.seer.mode is {self.mode!r}; write one of {', '.join(MODES)}")
         for name in ("stall_s", "prompt_wait_s", "wait_s", "look_s"):
