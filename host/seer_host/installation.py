@@ -15,6 +15,7 @@ COMMAND_EXTRAS = {
     "replay": "",
     "reproduce": "",
     "serve": "serve",
+    "shadow": "",
     "sim": "",
     "sweep": "",
     "train": "train",

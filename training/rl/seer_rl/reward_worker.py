@@ -68,7 +68,8 @@ def main() -> None:
 
 def _reason(error: BaseException, place: str) -> str:
     """Return why there is no reward; what ``float`` itself refuses was raised in no line of the user's."""
-    if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+    raised = sys.exc_info()[2]  # an error's own attributes may raise
+    if raised is not None and raised.tb_next is None:
         return f"{fact_of(error)}; a reward must be a finite number"
     return describe_error(error, place)
 
