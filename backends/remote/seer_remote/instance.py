@@ -492,11 +492,13 @@ class RemoteInstance:
         return fingerprint, flaw
 
     async def _hold(self) -> None:
-        """Hold a connection to the server's process from now on; an end of it puts the server in doubt.
+        """Hold a connection to the server's process, if none lasts; an end of it puts the server in doubt.
 
         Raises:
             Unreachable: the server takes no connection.
         """
+        if self._held is not None and not self._is_over:
+            return
         self._release()
         held = self._held = await self._connection.hold()
         if held is not None:
@@ -527,8 +529,7 @@ class RemoteInstance:
         try:
             for tried in range(1, TRIES + 1):
                 try:
-                    if self._is_over:
-                        await self._hold()
+                    await self._hold()
                     fingerprint, flaw = await self._look(self._version)
                 except (Unreachable, RefusedCall) as error:
                     if tried == TRIES or not await self.dialect.healthy():

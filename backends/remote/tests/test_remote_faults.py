@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 from aiohttp import web
+from seer_remote.connection import Connection, Unreachable
 from seer_session import Runtime
 from seer_testing import EngineContract
 from structlog.testing import capture_logs
@@ -562,6 +563,36 @@ def test_an_idle_server_that_starts_anew_with_other_weights_between_two_looks_wr
         async with runtime_of(fleet_of(one, two, poll_s=60.0)) as runtime:
             two.kill()
             two.weights = 5  # under the same label, and it says that it has written as much as before
+            two.revive()
+            return await runtime.rollout(runtime.groups(PROMPTS)).wait()
+
+    result = asyncio.run(play())
+    assert responses(result) == whole
+    assert result.summary.instances_lost == 1
+
+
+def test_a_connection_that_cannot_be_held_at_first_is_held_at_the_next_look(fake, fleet_of, monkeypatch):
+    one, two = fake(), fake()
+    whole = responses(asyncio.run(roll_out(fleet_of(one, two))))
+    hold = Connection.hold
+
+    async def play():
+        async with runtime_of(fleet_of(one, two, poll_s=60.0)) as runtime:
+            engine = runtime._fleet.engines["remote-1"]
+            refused = asyncio.Event()
+
+            async def refuse_once(connection):
+                if connection.url == two.url and not refused.is_set():
+                    refused.set()
+                    raise Unreachable("it takes no connection")
+                return await hold(connection)
+
+            monkeypatch.setattr(Connection, "hold", refuse_once)
+            two.kill()
+            two.revive()
+            await aeventually(lambda: refused.is_set() and engine._doubted is None)
+            two.kill()
+            two.weights = 5
             two.revive()
             return await runtime.rollout(runtime.groups(PROMPTS)).wait()
 
