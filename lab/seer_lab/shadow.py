@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import nnls
 from seer_host.json_files import JsonFormat
+from seer_host.watched import WatchedRequest
 
 from seer_core.errors import InputError
 from seer_lab.lengths import GroupLengths
@@ -22,7 +23,7 @@ from seer_lab.policies import PolicySet
 from seer_lab.simulate import simulate
 from seer_lab.workloads import Workload
 
-__all__ = ["ShadowStep", "StepCosts", "WatchedRequest", "fit_costs", "read_watched", "replayed_s", "shadow"]
+__all__ = ["ShadowStep", "StepCosts", "fit_costs", "read_watched", "replayed_s", "shadow"]
 
 POLICY = PolicySet("seer", ("divided_rollout", "context_sched"), shares_kv=False)
 PEAK = 1e12
@@ -30,19 +31,6 @@ PEAK = 1e12
 BLOCK = 16
 ENOUGH = 1 << 40
 """Tokens of KV where they are not given."""
-
-
-class WatchedRequest(msgspec.Struct, frozen=True):
-    """A request as it was seen from outside: a line of a record."""
-
-    step: int
-    group: str
-    server: str
-    prompt_tokens: int
-    tokens: int
-    began_s: float
-    """On any clock that all lines of a record have in common."""
-    ended_s: float
 
 
 class StepCosts(msgspec.Struct, frozen=True):

@@ -4,7 +4,8 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from seer_lab.shadow import StepCosts, WatchedRequest, fit_costs, read_watched, replayed_s, shadow
+from seer_host.watched import WatchedRequest
+from seer_lab.shadow import StepCosts, fit_costs, read_watched, replayed_s, shadow
 from seer_lab.shadow_cli import shadow_command
 
 COSTS = StepCosts(step_s=0.02, request_s=0.001, prompt_s=0.0)

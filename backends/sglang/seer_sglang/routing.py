@@ -54,14 +54,9 @@ class RoutedExperts:
         """Return the attachments of a chunk that has ended, or is about to."""
         if not self.on:
             return {}
-        kept = self._kept.pop(req.rid, None)
-        found = self._now(req) if req.routed_experts is None and req.kv.holds_kv else req.routed_experts
-        if found is None:
-            found = kept
-        elif (
-            kept is not None
-        ):  # its KV was computed anew; tokens were drawn with the experts of the first time
-            found = torch.cat([kept, found[len(kept) :]])
+        now = self._now(req) if req.routed_experts is None and req.kv.holds_kv else req.routed_experts
+        found = self._kept.get(req.rid) if now is None else self._first(req, now)
+        self.forget(req.rid)
         return {} if found is None else {ROUTED_EXPERTS: packed(found.numpy(), req.routed_experts_start_len)}
 
     def forget(self, rid: str) -> None:
@@ -81,9 +76,12 @@ class RoutedExperts:
 
     def _keep(self, req: Req) -> None:
         """Keep those of a request that leaves its KV, and may come back or be over."""
-        found = self._now(req)
-        before = self._kept.get(req.rid)
-        self._kept[req.rid] = found if before is None else torch.cat([before, found[len(before) :]])
+        self._kept[req.rid] = self._first(req, self._now(req))
+
+    def _first(self, req: Req, now: Tensor) -> Tensor:
+        """Return those of the first time that each position was computed: tokens were drawn with these."""
+        kept = self._kept.get(req.rid)
+        return now if kept is None else torch.cat([kept, now[len(kept) :]])
 
     def _now(self, req: Req) -> Tensor:
         size = len(req.origin_input_ids) + len(req.output_ids_through_stop)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tomllib
 from argparse import Namespace
@@ -14,7 +13,7 @@ from seer_session import Config, Sampling, Session, load_config
 
 from seer_core.errors import ConfigError, quote
 
-__all__ = ["Engines", "check", "is_off", "kept_config", "router_of"]
+__all__ = ["Engines", "check", "kept_config", "router_of"]
 
 DEFAULT = Path(__file__).with_name("kept.toml")
 """The settings over slime's own servers where no file is named."""
@@ -72,18 +71,6 @@ class Engines:
         self._weights = newest
         if before is not None:
             shutil.rmtree(before, ignore_errors=True)
-
-
-def is_off() -> bool:
-    """Return whether rollouts are slime's own, untouched: the variable SEER is ``off``.
-
-    Raises:
-        ConfigError: it is something else.
-    """
-    switch = os.environ.get("SEER", "on")
-    if switch not in ("on", "off"):
-        raise ConfigError(f"the variable SEER is {quote(switch)}; set it to on or off, or unset it")
-    return switch == "off"
 
 
 def router_of(args: Namespace) -> str | None:

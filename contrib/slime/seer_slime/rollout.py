@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from seer_host.routed_experts import routed_experts
+from seer_host.switch import is_off
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.filter_hub.base_types import (
     MetricGatherer,
@@ -27,7 +28,7 @@ from slime.utils.types import Sample
 
 from seer_core import Sampling
 from seer_core.errors import ConfigError, EngineError
-from seer_slime.engines import Engines, check, is_off, router_of
+from seer_slime.engines import Engines, check, router_of
 
 if TYPE_CHECKING:
     from slime.rollout.data_source import DataSource

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from seer_host.switch import is_off
 from seer_slime import generate_rollout
-from seer_slime.engines import is_off, kept_config
+from seer_slime.engines import kept_config
 from sglang_standin import StandInServers
 from slime.rollout.base_types import call_rollout_fn
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -18,11 +17,12 @@ from seer_cli.controls import watched
 from seer_cli.output import InputPath
 from seer_cli.report.options import DASHBOARD_OPTION
 from seer_host.config_files import Config
+from seer_host.switch import is_off
 from seer_host.viewer_port import allow_files
 from seer_journal import DiskJournal
 from seer_session.runtime import Runtime
 
-from seer_core.errors import ConfigError, quote
+from seer_core.errors import ConfigError
 from seer_core.ports.policy import Observer
 from seer_server.app import make_app
 from seer_server.broker import Trust
@@ -183,7 +183,7 @@ def serve_command(
         raise ConfigError(
             f"--host {host} lets other machines in; name a --token-file that holds what they must bring"
         )
-    if watch_file is not None and not _is_off():
+    if watch_file is not None and not is_off():
         raise ConfigError("--watch notes what Seer does not schedule; set SEER=off too")
     journal = None if journal_dir is None else DiskJournal.of_session(journal_dir)
     sockets = _bind(host, port)
@@ -204,7 +204,7 @@ def serve_command(
             token,
             most_requests,
             trust=Trust(most_fallbacks, stall_s, canary, canary_stop, partial(_renew, config)),
-            off=_is_off(),
+            off=is_off(),
             watcher=None if watch_file is None else Watcher(watch_file),
             open_completions=open_completions,
             weight_roots=weight_roots,
@@ -234,18 +234,6 @@ def serve_command(
             file.unlink(missing_ok=True)  # no other server will have this port
     if not server.started:
         sys.exit(3)  # as uvicorn's own command
-
-
-def _is_off() -> bool:
-    """Return whether requests are to be passed on untouched: the variable SEER is ``off``.
-
-    Raises:
-        ConfigError: it is something else.
-    """
-    switch = os.environ.get("SEER", "on")
-    if switch not in ("on", "off"):
-        raise ConfigError(f"the variable SEER is {quote(switch)}; set it to on or off, or unset it")
-    return switch == "off"
 
 
 async def _renew(config: Config, runtime: Runtime, observers: Sequence[Observer]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import msgspec
+from seer_host.watched import WatchedRequest, append_watched
 
 __all__ = ["Watcher"]
 
@@ -43,17 +44,10 @@ class Watcher:
             yield piece
         for prompt, prompt_tokens, tokens in lengths_of(asked, bytes(kept)):
             self._begun = True
-            line = {
-                "step": step,
-                "group": prompt,
-                "server": server,
-                "prompt_tokens": prompt_tokens,
-                "tokens": tokens,
-                "began_s": began_s,
-                "ended_s": time.time(),
-            }
-            with self.path.open("ab") as file:
-                file.write(msgspec.json.encode(line) + b"\n")
+            append_watched(
+                self.path,
+                WatchedRequest(step, prompt, server, prompt_tokens, tokens, began_s, time.time()),
+            )
 
 
 def lengths_of(asked: bytes, answer: bytes) -> list[tuple[str, int, int]]:

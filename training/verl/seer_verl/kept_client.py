@@ -21,29 +21,15 @@ from verl.workers.rollout.replica import TokenOutput
 
 from seer_verl.merging import merged_output
 from seer_verl.rows import ROW, BatchRow
+from seer_verl.sampling import record_fields
 from seer_verl.scheduler import RowJob, RowScheduler, config_of
+from seer_verl.servers import DIVIDED, WHOLE
 from seer_verl.settings import KeptSettings, kept_settings_of
 from seer_verl.tracking import log_with
 
 __all__ = ["KeptClient", "handles_of"]
 
 logger = logging.getLogger("seer")
-
-CONTROLS = (
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "structured_outputs",
-    "min_tokens",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "include_stop_str_in_output",
-)
-"""Sampling parameters of vLLM's that Seer has by the same names."""
 
 FIGURES_S = 10.0
 """How long verl's log of a step waits for Seer's figures."""
@@ -172,20 +158,13 @@ class KeptClient(LLMServerClient):
         self, row: BatchRow, prompt: list[int], sampling_params: Mapping[str, Any], more: Mapping[str, Any]
     ) -> RowJob:
         rollout = self.config.actor_rollout_ref.rollout
-        given = dict(sampling_params)
-        given.pop("logprobs", None)
         room = min(rollout.response_length, rollout.prompt_length + rollout.response_length - len(prompt))
-        most = given.pop("max_tokens", given.pop("max_new_tokens", room))
+        fields, left = record_fields(sampling_params, room, DIVIDED + WHOLE)
+        most = fields["max_tokens"]
         if rollout.max_model_len is not None:
             most = min(most, rollout.max_model_len - len(prompt))
-        fields = {
-            "max_tokens": max(1, most),
-            "temperature": float(given.pop("temperature", 1.0)),
-            "top_p": float(given.pop("top_p", 1.0)),
-            "top_k": max(0, given.pop("top_k", -1)),
-            "ignore_eos": bool(rollout.get("ignore_eos", False)),
-            **{name: given.pop(name) for name in CONTROLS if given.get(name) is not None},
-        }
+        fields |= {"max_tokens": max(1, most)}
+        fields.setdefault("ignore_eos", bool(rollout.get("ignore_eos", False)))
         return RowJob(
             batch=row.batch,
             group=row.group,
@@ -194,7 +173,7 @@ class KeptClient(LLMServerClient):
             prompt_token_ids=prompt,
             fields=fields,
             arguments={name: [value] for name, value in self._arguments(more).items()},
-            sampling_params={name: value for name, value in given.items() if value is not None},
+            sampling_params={name: value for name, value in left.items() if value is not None},
             iteration=row.iteration,
         )
 

@@ -13,6 +13,7 @@ from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.replica import TokenOutput
 
 from seer_verl.rows import ROW
+from seer_verl.sampling import STOPS, record_fields
 from seer_verl.settings import VerlSettings, settings_of
 
 __all__ = ["LLMClient", "step_of", "version_of"]
@@ -33,8 +34,6 @@ CONTROLS = (
     "include_stop_str_in_output",
 )
 """Sampling parameters of vLLM's that Seer has by the same names."""
-
-STOPS = {"stop": "completed", "length": "completed", "aborted": "aborted"}
 
 
 def version_of(step: int) -> int:
@@ -139,18 +138,10 @@ class LLMClient:
         Raises:
             ValueError: they ask for something that Seer's rollouts do not support.
         """
-        given = dict(params)
-        given.pop("logprobs", None)
         room = self.prompt_length + self.response_length - prompt_tokens
-        most = given.pop("max_tokens", given.pop("max_new_tokens", min(self.response_length, room)))
-        found = {
-            "max_tokens": max(1, most),
-            "temperature": float(given.pop("temperature", 1.0)),
-            "top_p": float(given.pop("top_p", 1.0)),
-            "top_k": max(0, given.pop("top_k", -1)),
-            **{name: given.pop(name) for name in CONTROLS if given.get(name) is not None},
-        }
-        unknown = [name for name, value in given.items() if value]
+        found, left = record_fields(params, min(self.response_length, room), CONTROLS)
+        found["max_tokens"] = max(1, found["max_tokens"])
+        unknown = [name for name, value in left.items() if value]
         if unknown:
             raise ValueError(
                 f"Seer's rollouts do not support {unknown[0]}; leave it out of the sampling parameters"

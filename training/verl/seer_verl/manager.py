@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
+from seer_host.switch import is_off
 from verl.utils.ray_utils import auto_await
 
+from seer_core.errors import ConfigError
 from seer_verl.check import OWN
 from seer_verl.settings import kept_settings_of
 
@@ -44,16 +45,17 @@ def mode_of(config: Any) -> str:
         ValueError: they are none.
     """
     rollout = config.actor_rollout_ref.rollout
-    switch = os.environ.get("SEER", "on")
-    if switch not in ("on", "off"):
-        raise ValueError(f"the variable SEER is {switch!r}; set it to on or off, or unset it")
+    try:
+        off = is_off()
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
     if rollout.name == OWN:
-        if switch == "off":
+        if off:
             raise ValueError(
                 "SEER=off, and rollout.name is seer: without Seer name verl's own vllm or sglang"
             )
         return "on"
-    return "off" if switch == "off" else kept_settings_of(rollout).mode
+    return "off" if off else kept_settings_of(rollout).mode
 
 
 def _stock() -> Any:

@@ -24,6 +24,7 @@ from seer_core.errors import ConfigError, EngineError, SeerError
 from seer_core.model import Completion
 from seer_core.ports.policy import Observer
 from seer_verl.merging import merged_output
+from seer_verl.sampling import STOPS
 from seer_verl.servers import ARGUMENTS, KNOWN, VerlServer, use
 from seer_verl.settings import KeptSettings
 
@@ -32,7 +33,6 @@ __all__ = ["RowJob", "RowScheduler", "config_of"]
 log = structlog.get_logger("seer")
 
 LEVELS = ("distributed", "reproducible", "exact")
-STOPS = {"stop": "completed", "length": "completed", "aborted": "aborted"}
 
 
 @attrs.frozen

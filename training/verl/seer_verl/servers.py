@@ -15,7 +15,7 @@ from typing import Any
 
 from seer_remote.handles import HandleRequest
 
-__all__ = ["KINDS", "KNOWN", "VerlServer", "handles", "use"]
+__all__ = ["DIVIDED", "KINDS", "KNOWN", "WHOLE", "VerlServer", "handles", "use"]
 
 KNOWN = "0.9.1"
 """The version of verl whose servers have these parts."""

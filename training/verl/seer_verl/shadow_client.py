@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from seer_host.watched import WatchedRequest, append_watched
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
@@ -54,20 +54,12 @@ class ShadowClient(LLMServerClient):
         output = await super().generate(request_id, prompt_ids=prompt_ids, **more)
         row = ROW.get()
         if row is not None:
-            line = {
-                "step": row.iteration,
-                "group": row.group,
-                "server": SERVER.get(),
-                "prompt_tokens": len(prompt_ids),
-                "tokens": len(output.token_ids),
-                "began_s": began_s,
-                "ended_s": time.time(),
-            }
-            self._write(line)
+            lengths = len(prompt_ids), len(output.token_ids)
+            times = began_s, time.time()
+            self._write(WatchedRequest(row.iteration, row.group, SERVER.get(), *lengths, *times))
         return output
 
-    def _write(self, line: Mapping[str, Any]) -> None:
+    def _write(self, request: WatchedRequest) -> None:
         self._name = self._name or f"{os.getpid()}-{uuid4().hex}"
         self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / f"{self._name}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_watched(self._folder / f"{self._name}.jsonl", request)
