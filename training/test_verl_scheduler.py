@@ -19,6 +19,7 @@ from tests.support.eventually import aeventually
 sys.path[:0] = [str(Path(__file__).parent / "verl"), str(Path(__file__).parent / "verl/tests")]
 
 from seer_verl.merging import merged_experts, merged_output  # noqa: E402
+from seer_verl.sampling import CONTROLS, record_fields  # noqa: E402
 from seer_verl.scheduler import RowJob, RowScheduler, config_of  # noqa: E402
 from seer_verl.settings import KeptSettings  # noqa: E402
 from verl_standin import END, Here, StandInServer  # noqa: E402
@@ -129,6 +130,29 @@ def test_images_and_further_arguments_go_through_unread_and_experts_come_back(co
     for number, each in enumerate(answers):
         context = [3, 4, 5 + number // 3, *each["token_ids"]]
         assert each["routed_experts"] == [[token] for token in context[:-1]]
+
+
+@pytest.mark.parametrize("name", ["bad_words", "thinking_token_budget", "one_of_tomorrow"])
+def test_responses_under_parameters_that_hold_within_one_request_are_not_divided(config, name):
+    servers = [StandInServer("one"), StandInServer("two")]
+    answers = asyncio.run(_on(servers, config, all_jobs(sampling_params={name: ["a word"]})))
+    requests = mine(servers[0]) + mine(servers[1])
+    assert len(requests) == len(answers) == 6
+    assert all(each["sampling"][name] == ["a word"] for each in requests)
+
+
+def test_parameters_have_seer_s_names_and_those_that_are_seer_s_are_refused():
+    fields, left = record_fields({"n": 1, "min_new_tokens": 3, "stop": None}, 40, CONTROLS["sglang"])
+    assert (fields["min_tokens"], left) == (3, {})
+    for name in ("n", "seed", "output_kind"):
+        with pytest.raises(ValueError, match=f"{name!r} is Seer's to send"):
+            record_fields({name: 2}, 40, CONTROLS["vllm"])
+
+
+def test_a_repetition_that_vllm_has_found_ends_a_response_by_its_reason(config):
+    server = StandInServer(repeats=True)
+    answers = asyncio.run(_on([server], config, all_jobs(sampling_params={"repetition_detection": {}})))
+    assert {each["stop_reason"] for each in answers} == {"repetition"}
 
 
 def test_further_turns_and_rows_that_differ_are_groups_of_their_own(config):

@@ -61,6 +61,8 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
     """
     attachments: Mapping[str, Any] = {}
     """The prompt's own fields for the engine, which nothing else reads."""
+    whole: bool = False
+    """Whether the response is not divided: the engine cannot go on with it, so it may not end it early."""
 
     @property
     def context_tokens(self) -> int:

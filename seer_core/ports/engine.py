@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import attrs
@@ -54,8 +54,25 @@ class ModelInfo(msgspec.Struct, frozen=True):
     controls: tuple[str, ...] = ()
     whole_controls: tuple[str, ...] = ()
     """Those of ``controls`` under which the engines cannot go on with a response: it is not divided."""
-    takes_attachments: bool = False
-    """Whether prompts may have ``attachments`` for the engines."""
+    divided_attachments: tuple[str, ...] | None = None
+    """The names in prompts' ``attachments`` under which the engines can go on with a response, those within
+    tables with dots between them; under others it is not divided.  None where engines take no attachments.
+    """
+
+    def undivided(self, attachments: Mapping[str, Any]) -> list[str]:
+        """Return the names in a prompt's attachments under which its responses are not divided."""
+        return sorted(_undivided(attachments, set(self.divided_attachments or ())))
+
+
+def _undivided(attachments: Mapping[str, Any], divided: set[str], table: str = "") -> Iterator[str]:
+    for name, value in attachments.items():
+        path = f"{table}{name}"
+        if path in divided:
+            continue
+        if isinstance(value, Mapping) and any(each.startswith(f"{path}.") for each in divided):
+            yield from _undivided(value, divided, f"{path}.")
+        else:
+            yield path
 
 
 class ChunkReceiver(Protocol):

@@ -74,6 +74,8 @@ class RolloutController:
         self._environment_started = False
         self._homes: dict[str, str] = {}
         """The instance that has the KV of each trajectory."""
+        self._undivided: set[str] = set()
+        """The names of attachments under which responses are not divided, as far as prompts have had them."""
 
     def use(self, strategies: Strategies) -> None:
         """Replace the strategies and the observers, and start none of them."""
@@ -184,11 +186,8 @@ class RolloutController:
             groups = [msgspec.structs.replace(group, turns=True) for group in groups]
         assert self.rollout is not None
         written, earlier = self.rollout.begin(groups), self._earlier(groups)
-        whole = set(fleet.model.whole_controls)
         specs = tuple(
-            transcripts.add(
-                group, done, before, self._home(group), whole=not whole.isdisjoint(group.sampling.controls)
-            )
+            transcripts.add(group, done, before, self._home(group), whole=self._whole(group))
             for group, done, before in zip(groups, written, earlier, strict=True)
         )
         log.info("groups_submitted", groups=len(specs), requests=sum(spec.n for spec in specs))
@@ -197,6 +196,15 @@ class RolloutController:
         except BaseException as error:
             self.fail(error)
             raise
+
+    def _whole(self, group: PromptGroup) -> bool:
+        """Return whether a group's responses are not divided; names of attachments are logged once each."""
+        model = self.fleet.model
+        names = model.undivided(group.attachments) if group.attachments else []
+        if new := [name for name in names if name not in self._undivided]:
+            self._undivided.update(new)
+            log.warning("responses_not_divided", attachments=new)
+        return bool(names) or not set(model.whole_controls).isdisjoint(group.sampling.controls)
 
     def _home(self, group: PromptGroup) -> str:
         """Return the instance that has the KV of the one trajectory of a group; empty if there is none."""

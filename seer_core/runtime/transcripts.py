@@ -45,13 +45,14 @@ _WRITTEN_OUT = (list, Tokens, Logprobs)
 class Siblings:
     """The part that the transcripts of a group share.
 
-    ``left`` counts the responses that are not over, ``instances`` were sent chunks of the group, ``running``
-    counts the chunks under way on each.
+    ``left`` counts the responses that are not over; ``whole`` ones are not divided.  ``instances`` were sent
+    chunks of the group, ``running`` counts the chunks under way on each.
     """
 
     group: PromptGroup
     prompt: list[int]
     left: int
+    whole: bool = False
     instances: dict[str, None] = attrs.Factory(dict)
     running: dict[str, int] = attrs.Factory(dict)
 
@@ -174,7 +175,8 @@ class Transcripts:
             home: the instance that has the KV of its trajectory; empty for none.
             whole: its responses are not divided.
         """
-        siblings = self._groups[group.id] = Siblings(group, list(group.prompt_token_ids), group.n)
+        siblings = Siblings(group, list(group.prompt_token_ids), group.n, whole)
+        self._groups[group.id] = siblings
         name = group.family or group.id
         if self.sharing:
             if group.family:
@@ -309,6 +311,7 @@ class Transcripts:
             turn_start=len(siblings.prompt) + transcript.turn_start if transcript.turn_start else 0,
             trajectory=transcript.trajectory,
             attachments=group.attachments,
+            whole=siblings.whole,
         )
 
     def streamed(self, piece: ChunkPiece) -> str | None:

@@ -67,7 +67,7 @@ def problem_of(group: PromptGroup, model: ModelInfo) -> str | None:
     for name in sampling.controls:
         if name not in model.controls:
             return f"{name} is not supported by this engine; leave it out"
-    if group.attachments and not model.takes_attachments:
+    if group.attachments and model.divided_attachments is None:
         return "attachments are not supported by this engine; leave them out"
     if sampling.min_tokens > group.max_tokens:
         return (

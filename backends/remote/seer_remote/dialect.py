@@ -22,7 +22,6 @@ __all__ = [
     "ServerLoad",
     "Unsupported",
     "checked",
-    "is_whole",
     "plain_sampling",
     "read",
     "unread",
@@ -35,7 +34,19 @@ TEXT = "Hello, world! 3.14159 \u00e4\u00e9\u4f60\u597d\n\tdef f(x): return x ** 
 """Two tokenizers that are not one make different tokens of it."""
 
 
-OWN = ("n", "best_of", "stream", "stream_options", "output_mode", "max_tokens", "max_new_tokens", "seed")
+OWN = (
+    "n",
+    "best_of",
+    "beam_width",
+    "stream",
+    "stream_options",
+    "output_mode",
+    "output_kind",
+    "max_tokens",
+    "max_new_tokens",
+    "seed",
+    "sampling_seed",
+)
 """Fields of requests that decide how an answer reads, or what a chunk is."""
 
 
@@ -66,6 +77,8 @@ class ServerFacts(msgspec.Struct, frozen=True):
     """The further fields of ``Sampling`` that it has."""
     whole_controls: tuple[str, ...] = ()
     """Those of them that hold within one request alone: responses under them are not divided."""
+    divided_attachments: tuple[str, ...] = ()
+    """The fields of attachments under which responses are divided, as in ``ModelInfo``."""
     lacks: tuple[str, ...] = ()
     """What it cannot do as it was started, and how it could, in sentences."""
 
@@ -187,11 +200,6 @@ def plain_sampling(job: ChunkJob) -> dict[str, Any]:
         "ignore_eos": how.ignore_eos,
         "stop_token_ids": list(how.stop_token_ids),
     }
-
-
-def is_whole(job: ChunkJob, whole_controls: Collection[str]) -> bool:
-    """Return whether a job's sampling holds within one request alone."""
-    return any(name in whole_controls for name in job.sampling.controls)
 
 
 def with_attachments(

@@ -82,6 +82,7 @@ class RemoteFleet:
         require: Exactness,
         processed_logprobs: bool,
         shared_kv: bool | None,
+        divided_attachments: Sequence[str],
         sampling: Sampling,
         model_dir: Path | None,
         kv_tokens: int,
@@ -105,6 +106,7 @@ class RemoteFleet:
         self.clock: Clock = RealClock()
         self._kind, self._make, self._connect, self._watch = kind, make, connect, watch
         self._model_dir = model_dir
+        self._divided_attachments = divided_attachments
         self._start_timeout_s = start_timeout_s
         self._reader = reader
         self._marks: dict[int, list[Likeness]] = {}
@@ -272,7 +274,7 @@ class RemoteFleet:
             digest=digest,
             controls=facts.controls,
             whole_controls=facts.whole_controls,
-            takes_attachments=True,
+            divided_attachments=(*facts.divided_attachments, *self._divided_attachments),
         )
 
     def _find_files(self, facts: ServerFacts) -> Path | None:

@@ -30,7 +30,7 @@ from seer_remote.connection import (
     RefusedCall,
     Unreachable,
 )
-from seer_remote.dialect import Dialect, ServerChunk, ServerFacts, Unsupported, checked, is_whole
+from seer_remote.dialect import Dialect, ServerChunk, ServerFacts, Unsupported, checked
 from seer_remote.exactness import (
     LEVELS,
     PROMPT_TOKENS,
@@ -568,9 +568,9 @@ class RemoteInstance:
         if self._sink is not None and self._facts is not None:
             if self._unsure:
                 self._doubt("it does not answer any more")
-            if is_whole(job, self._facts.whole_controls):
+            if job.whole:
                 self._whole.add(job.id)
-            if job.may_end_early and (job.id in self._whole or not self.seer.ends_early):
+            if job.may_end_early and (job.whole or not self.seer.ends_early):
                 job = structs.replace(job, may_end_early=False)
             self._jobs[job.id] = asyncio.create_task(self._answer(job))
 

@@ -68,6 +68,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Whether servers may report log-probs after temperature and cuts in place of the model's own; without
     it, a sampling under which they differ is refused.
     """
+    divided_attachments: tuple[str, ...] = ()
+    """Further names in prompts' ``attachments`` under which responses are divided, such as
+    ``sampling_params.extra_args`` where a logits processor of yours looks at no place in the response.
+    """
     model: str | None = None
     """A directory with the files of the model and its tokenizer, relative to the config file. Without it:
     where the servers have them, if that is here too; otherwise prompts must be token ids.
@@ -127,6 +131,7 @@ def seer_make_engines(settings: Settings, startup: Startup) -> RemoteFleet:
         require=settings.require,
         processed_logprobs=settings.processed_logprobs,
         shared_kv=settings.shared_kv,
+        divided_attachments=settings.divided_attachments,
         sampling=startup.sampling,
         model_dir=None if settings.model is None else startup.path(settings.model),
         kv_tokens=settings.kv_tokens,

@@ -21,6 +21,7 @@ from seer_remote.dialect import (
     unread,
     with_attachments,
 )
+from seer_remote.fields import SGLANG, SGLANG_SAMPLING, divided
 
 __all__ = ["CONTROLS", "Sglang"]
 
@@ -155,6 +156,7 @@ class Sglang:
             tokens_of_text=await self._tokens_of_text(),
             controls=CONTROLS + WHOLE_CONTROLS,
             whole_controls=WHOLE_CONTROLS,
+            divided_attachments=divided(SGLANG, SGLANG_SAMPLING),
             lacks=tuple(lacks),
         )
 

@@ -24,6 +24,7 @@ from seer_remote.dialect import (
     unread,
     with_attachments,
 )
+from seer_remote.fields import VLLM, VLLM_SAMPLING, divided, holding
 
 __all__ = ["CONTROLS", "Vllm"]
 
@@ -242,6 +243,7 @@ class Vllm:
             tokens_of_text=await self._tokens_of_text(),
             controls=CONTROLS + WHOLE_CONTROLS + PENALTIES + (KEYED_CONTROLS if keyed else ()),
             whole_controls=WHOLE_CONTROLS if keyed else WHOLE_CONTROLS + PENALTIES,
+            divided_attachments=(*divided(VLLM, VLLM_SAMPLING), *holding(VLLM_SAMPLING)),
             lacks=tuple(lacks),
         )
 
@@ -285,7 +287,7 @@ class Vllm:
             return ServerChunk(
                 choice.token_ids or [],
                 [each.logprob for each in content],
-                choice.finish_reason or "",
+                _ended(choice.finish_reason),
                 _cached(answer.usage),
                 _most_probable(width, [[(a.token_id, a.logprob) for a in b.top_logprobs] for b in content]),
                 tuple(each.version for each in choice.weight_versions or ()),
@@ -313,7 +315,7 @@ class Vllm:
         return ServerChunk(
             response.token_ids,
             logprobs,
-            response.finish_reason or "",
+            _ended(response.finish_reason),
             _cached(found.usage),
             _most_probable(width, pairs),
             prompt_logprobs=_of_prompt(job, response.prompt_logprobs),
@@ -476,6 +478,11 @@ def _token(name: str) -> int:
 
 def _cost(parameters: ServedParameters | None) -> ServedCost:
     return (None if parameters is None else parameters.seer) or ServedCost()
+
+
+def _ended(reason: str | None) -> str:
+    """Return why a chunk has ended; of ``repetition_detection`` the answer's ``stop_reason`` says it."""
+    return "stop" if reason == "repetition" else reason or ""
 
 
 def _cached(usage: Usage | None) -> int:

@@ -57,7 +57,7 @@ def test_a_prompt_s_own_fields_go_to_the_server_with_each_chunk_and_its_own_come
         "features": features,
         "model": "an-adapter",
         "cache_salt": "mine",
-        "sampling_params": {"extra_args": {"temperature_schedule": [1]}},
+        "sampling_params": {"skip_reading_prefix_cache": True},
     }
     prompt = PROMPTS[0] | {"n": 1, "attachments": attachments}
     result = asyncio.run(divide(fleet_of(server), [prompt]))
@@ -66,7 +66,7 @@ def test_a_prompt_s_own_fields_go_to_the_server_with_each_chunk_and_its_own_come
         assert (each["features"], each["model"]) == (features, "an-adapter")
         assert each["cache_salt"].endswith(" mine")
         assert each["cache_salt"].startswith("seer-")
-        assert each["sampling_params"]["extra_args"] == {"temperature_schedule": [1]}
+        assert each["sampling_params"]["skip_reading_prefix_cache"]
     [completion] = result.completions
     assert [chunk.attachments for chunk in completion.chunks] == [{"routed_experts": "AAEC"}] * 4
 

@@ -237,7 +237,7 @@ class ControlCalls:
 
     def attaches(self, kind: str) -> bool:
         """Return whether fields that Seer does not have can go to servers of a kind unread."""
-        servers = self.servers if self.broker.runtime.model.takes_attachments else []
+        servers = self.servers if self.broker.runtime.model.divided_attachments is not None else []
         return bool(servers) and all(each.kind == kind for each in servers)
 
     async def serves(self, name: str) -> bool:

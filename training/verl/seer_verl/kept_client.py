@@ -21,9 +21,8 @@ from verl.workers.rollout.replica import TokenOutput
 
 from seer_verl.merging import merged_output
 from seer_verl.rows import ROW, BatchRow
-from seer_verl.sampling import record_fields
+from seer_verl.sampling import CONTROLS, LEAST, record_fields
 from seer_verl.scheduler import RowJob, RowScheduler, config_of
-from seer_verl.servers import DIVIDED, WHOLE
 from seer_verl.settings import KeptSettings, kept_settings_of
 from seer_verl.tracking import log_with
 
@@ -159,7 +158,7 @@ class KeptClient(LLMServerClient):
     ) -> RowJob:
         rollout = self.config.actor_rollout_ref.rollout
         room = min(rollout.response_length, rollout.prompt_length + rollout.response_length - len(prompt))
-        fields, left = record_fields(sampling_params, room, DIVIDED + WHOLE)
+        fields, left = record_fields(sampling_params, room, CONTROLS[rollout.name])
         most = fields["max_tokens"]
         if rollout.max_model_len is not None:
             most = min(most, rollout.max_model_len - len(prompt))
@@ -173,7 +172,7 @@ class KeptClient(LLMServerClient):
             prompt_token_ids=prompt,
             fields=fields,
             arguments={name: [value] for name, value in self._arguments(more).items()},
-            sampling_params={name: value for name, value in left.items() if value is not None},
+            sampling_params=left,
             iteration=row.iteration,
         )
 
@@ -220,6 +219,7 @@ class KeptClient(LLMServerClient):
         output = None
         if len(tokens) < most:
             how = {**sampling_params, "max_tokens": most - len(tokens)}
+            how |= {name: max(0, how[name] - len(tokens)) for name in LEAST if how.get(name)}
             output = await super().generate(
                 request_id, prompt_ids=[*prompt, *tokens], sampling_params=how, **more
             )

@@ -25,7 +25,7 @@ from seer_core.model import Completion
 from seer_core.ports.policy import Observer
 from seer_verl.merging import merged_output
 from seer_verl.sampling import STOPS
-from seer_verl.servers import ARGUMENTS, KNOWN, VerlServer, use
+from seer_verl.servers import ARGUMENTS, KNOWN, REPEATED, VerlServer, use
 from seer_verl.settings import KeptSettings
 
 __all__ = ["RowJob", "RowScheduler", "config_of"]
@@ -291,11 +291,13 @@ class RowScheduler:
         completion, without = await self._ask(job)
         if completion.finish_reason not in STOPS:
             raise EngineError(f"the response {completion.request_id} has failed")
+        parts = [chunk.attachments for chunk in completion.chunks]
+        repeated = completion.finish_reason == "stop" and parts and parts[-1].get("stop_reason") == REPEATED
         output = merged_output(
             completion.token_ids.tolist(),
             completion.logprobs.tolist(),
-            [chunk.attachments for chunk in completion.chunks],
-            stop=STOPS[completion.finish_reason],
+            parts,
+            stop=REPEATED if repeated else STOPS[completion.finish_reason],
         )
         output["extra_fields"]["seer_fallback"] = without
         return output

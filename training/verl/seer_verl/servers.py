@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from seer_remote.fields import SGLANG_SAMPLING, VLLM_SAMPLING, Way, holding
 from seer_remote.handles import HandleRequest
 
-__all__ = ["DIVIDED", "KINDS", "KNOWN", "WHOLE", "VerlServer", "handles", "use"]
+from seer_verl.sampling import CONTROLS, LEAST
+
+__all__ = ["KINDS", "KNOWN", "REPEATED", "VerlServer", "handles", "use"]
 
 KNOWN = "0.9.1"
 """The version of verl whose servers have these parts."""
@@ -23,18 +26,11 @@ KNOWN = "0.9.1"
 ARGUMENTS = "verl"
 """The attachment with further arguments of ``generate``, each in a list of one, for Ray's references."""
 
-DIVIDED = (
-    "min_p",
-    "repetition_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "min_tokens",
-    "stop_token_ids",
-    "ignore_eos",
-    "include_stop_str_in_output",
-)
-WHOLE = ("stop", "structured_outputs", "presence_penalty", "frequency_penalty")
-"""Controls that hold within one request alone, for a server sees a chunk's context as its prompt."""
+MEDIA = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "priority")
+"""The arguments of ``generate`` that hold over chunks."""
+
+REPEATED = "repetition"
+"""The end of a response under vLLM's ``repetition_detection``."""
 
 _servers: dict[str, VerlServer] = {}
 
@@ -55,7 +51,7 @@ class VerlServer:
     """A server of verl's: a ``Handle``."""
 
     def __init__(self, actor: Any, kind: str) -> None:
-        self._actor = actor
+        self._actor, self._kind = actor, kind
         self._inner = KINDS[kind]
         self._ends: frozenset[int] = frozenset()
 
@@ -63,7 +59,15 @@ class VerlServer:
         """Ask what it serves."""
         found = await self._run(self._inner.facts)
         self._ends = frozenset(found.pop("ends"))
-        return {**found, "controls": DIVIDED + WHOLE, "whole_controls": WHOLE}
+        controls = CONTROLS[self._kind]
+        names = [f"{ARGUMENTS}.arguments.{name}" for name in MEDIA]
+        names += [f"{ARGUMENTS}.sampling_params.{name}" for name in holding(self._inner.fields)]
+        return {
+            **found,
+            "controls": controls,
+            "whole_controls": [name for name in controls if self._inner.fields.get(name) == "whole"],
+            "divided_attachments": names,
+        }
 
     async def load(self) -> Mapping[str, Any]:
         """Ask how many requests it has, and whether verl has paused it."""
@@ -101,6 +105,7 @@ class VerlServer:
             "cached_tokens": fields.get("num_cached_tokens") or 0,
             "versions": (str(fields.get("global_steps")),),
             "attachments": {
+                "stop_reason": output.stop_reason,
                 "routed_experts": output.routed_experts,
                 "num_preempted": output.num_preempted,
                 "extra_fields": fields,
@@ -115,6 +120,8 @@ class VerlServer:
         """Return why a chunk ended: to verl's servers of vLLM an end and a full length are one reason."""
         if reason in ("aborted", "abort"):
             return "abort"
+        if reason == REPEATED:
+            return "stop"
         if reason != "completed":
             return reason or "abort"
         if len(tokens) < request.max_tokens:
@@ -139,6 +146,8 @@ def step_of_server(server: Any) -> Any:
 
 class VllmInner:
     """Functions that run within verl's servers of vLLM."""
+
+    fields: Mapping[str, Way] = VLLM_SAMPLING
 
     @staticmethod
     def facts(server: Any) -> dict[str, Any]:
@@ -189,6 +198,8 @@ class VllmInner:
 class SglangInner:
     """Functions that run within verl's servers of SGLang."""
 
+    fields: Mapping[str, Way] = SGLANG_SAMPLING
+
     @staticmethod
     def facts(server: Any) -> dict[str, Any]:
         """Return what it serves, from the arguments of its engine."""
@@ -225,7 +236,7 @@ class SglangInner:
     @staticmethod
     def sampling(how: dict[str, Any], seed: int | None) -> dict[str, Any]:
         """Return sampling parameters by SGLang's names."""
-        found = {{"min_tokens": "min_new_tokens"}.get(name, name): value for name, value in how.items()}
+        found = {dict([LEAST]).get(name, name): value for name, value in how.items()}
         found["top_k"] = found.get("top_k") or -1
         return found if seed is None else {**found, "sampling_seed": seed}
 

@@ -22,8 +22,9 @@ class Output(SimpleNamespace):
 class StandInServer:
     """``token_s`` is what a token takes; ``noise`` is ``keyed``, ``seeded`` or ``free``, as a server's."""
 
-    def __init__(self, name="server", token_s=0.0, noise="keyed", make=Output, ends=True):
+    def __init__(self, name="server", token_s=0.0, noise="keyed", make=Output, ends=True, repeats=False):
         self.name, self.token_s, self.noise, self._make = name, token_s, noise, make
+        self._repeats = repeats
         self.global_steps = None
         self.weights = 0
         self.config = SimpleNamespace(max_model_len=512)
@@ -71,6 +72,9 @@ class StandInServer:
             while len(tokens) < most:
                 if request_id in self._aborted:
                     reason = "aborted"
+                    break
+                if self._repeats and "repetition_detection" in sampling_params and len(tokens) == 6:
+                    reason = "repetition"
                     break
                 if self.token_s:
                     await asyncio.sleep(self.token_s)
