@@ -16,6 +16,7 @@ from seer_host.config_files import Config, load_config
 from seer_core.error_origin import describe_error
 from seer_core.errors import SeerError
 from seer_core.model import Completion
+from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.ports.environment import Environment
 from seer_core.ports.policy import Observer
 from seer_core.ports.weights import WeightSpec
@@ -391,6 +392,17 @@ class SessionRollout:
     def forget(self, name: str) -> None:
         """Drop what is kept of a trajectory or a family; see ``Runtime.forget``."""
         self._call(_soon(self._runtime.forget, name))
+
+    def written(self, places: Mapping[str, int]) -> dict[str, tuple[Tokens, Logprobs]]:
+        """Return what unfinished requests have, each from a place on, by their ids; also after an error.
+
+        See ``Rollout.written``.
+        """
+        return self._call(_soon(self._written, places))
+
+    def _written(self, places: Mapping[str, int]) -> dict[str, tuple[Tokens, Logprobs]]:
+        rollout = self._rollout
+        return {name: rollout.written(name, at) for name, at in places.items() if name in rollout.unfinished}
 
     def wait(self) -> RolloutResult:
         """Close it, and return the whole result once everything has finished."""

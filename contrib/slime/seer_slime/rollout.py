@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,9 @@ from slime.utils.processing_utils import load_tokenizer
 from slime.utils.types import Sample
 
 from seer_core import Sampling
-from seer_core.errors import ConfigError, EngineError
+from seer_core.errors import ConfigError, EngineError, SeerError
 from seer_slime.engines import Engines, check, router_of
+from seer_slime.fallback import Fallback, Unfinished, WatchedRollout, go_on, limits_of
 
 if TYPE_CHECKING:
     from slime.rollout.data_source import DataSource
@@ -40,7 +42,11 @@ __all__ = ["generate_rollout"]
 Group = list[Any]
 """Samples of one prompt."""
 
+CLOSING_S = 10.0
+"""How long engines that have failed are waited for."""
+
 engines_of = cache(Engines)
+fallback_of = cache(lambda router: Fallback())
 tokenizer_of = cache(load_tokenizer)
 
 
@@ -63,19 +69,73 @@ def generate_rollout(
 
         return stock(args, rollout_id, data_source, evaluation)
     check(args)
-    config, journal = (getattr(args, name, None) for name in ("seer_config", "seer_journal"))
-    engines = engines_of(config, journal, router_of(args))
-    engines.session.wake()
-    engines.load_weights(args)
-    output = _evaluate(args, engines) if evaluation else _batch(args, rollout_id, data_source, engines)
-    if args.offload_rollout:
-        engines.session.sleep()
-    return output
+    with _Step(args) as step:
+        return _evaluate(args, step) if evaluation else _batch(args, rollout_id, data_source, step)
 
 
-def _batch(
-    args: Namespace, rollout_id: int, data_source: DataSource, engines: Engines
-) -> RolloutFnTrainOutput:
+class _Step:
+    """A rollout of slime's: the engines, and the way on without Seer where slime keeps its servers.
+
+    ``reason`` is why Seer has failed, empty where it has not.  Engines are closed then, and the next step
+    starts them anew.
+    """
+
+    def __init__(self, args: Namespace) -> None:
+        config, journal = (getattr(args, name, None) for name in ("seer_config", "seer_journal"))
+        router = router_of(args)
+        self._args, self._named = args, (config, journal, router)
+        self.most, self.stall_s = limits_of(args)
+        # With a journal the rollout goes on where it was when it is begun again.
+        self._fallback = fallback_of(router) if router is not None and journal is None else None
+        self.reason = ""
+        self.replaced = 0
+
+    def __enter__(self) -> _Step:
+        try:
+            self.engines = engines_of(*self._named)
+            self.engines.session.wake()
+            self.engines.load_weights(self._args)
+        except SeerError as error:
+            if self._fallback is None or not self._fallback.worked or isinstance(error, ConfigError):
+                raise
+            self.fail(str(error))
+        if self._fallback is not None:
+            self._fallback.worked = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and not self.reason and self._args.offload_rollout:
+            self.engines.session.sleep()
+
+    def fail(self, reason: str) -> None:
+        """Close the engines; what hangs is left behind."""
+        self.reason = reason
+        if engines_of.cache_info().currsize:
+            closing = threading.Thread(target=self.engines.close, daemon=True)
+            closing.start()
+            closing.join(CLOSING_S)
+            engines_of.cache_clear()
+
+    def completions(self, records: Sequence[dict[str, Any]], iteration: int) -> Iterator[Completion]:
+        """Roll out records; what Seer has not finished in the end is in ``left``."""
+        self.left: list[Unfinished] = []
+        if self._fallback is None:
+            yield from self.engines.session.stream(records, iteration, keep=False)
+            return
+        if self.reason:
+            self.left = WatchedRollout(None, records, iteration, self.stall_s).left
+        else:
+            watched = WatchedRollout(self.engines.session, records, iteration, self.stall_s)
+            yield from watched
+            if watched.reason:
+                self.left = watched.left
+                self.fail(watched.reason)
+        if self.left:
+            self._fallback.take(len(self.left), self.most, self.reason)
+            self.replaced += len(self.left)
+
+
+def _batch(args: Namespace, rollout_id: int, data_source: DataSource, step: _Step) -> RolloutFnTrainOutput:
     """Roll out groups until slime's dynamic filter has kept a batch; keep the first of them by index."""
     path = args.dynamic_sampling_filter_path
     wanted = load_function(path) if path is not None else None
@@ -92,7 +152,7 @@ def _batch(
         groups = data_source.get_samples(args.over_sampling_batch_size)
         names = [f"{rollout_id}-{submitted + number}" for number in range(len(groups))]
         submitted += len(groups)
-        whole = _roll_out(args, engines, groups, names, sampling, rollout_id)
+        whole = _roll_out(args, step, groups, names, sampling, rollout_id)
         failed += len(groups) - len(whole)
         remaining += len(whole)
         seen += whole
@@ -110,12 +170,11 @@ def _batch(
         load_function(args.rollout_sample_filter_path)(args, kept)
     if args.rollout_all_samples_process_path is not None:
         load_function(args.rollout_all_samples_process_path)(args, seen, data_source)
-    return RolloutFnTrainOutput(
-        samples=kept, metrics={**dropped.collect(), "rollout/seer/failed_groups": failed}
-    )
+    mine = {"rollout/seer/failed_groups": failed, "rollout/seer/fallbacks": step.replaced}
+    return RolloutFnTrainOutput(samples=kept, metrics={**dropped.collect(), **mine})
 
 
-def _evaluate(args: Namespace, engines: Engines) -> RolloutFnEvalOutput:
+def _evaluate(args: Namespace, step: _Step) -> RolloutFnEvalOutput:
     """Roll out slime's evaluation sets, with the same seeds each time."""
     if args.group_rm:
         raise ConfigError("slime has no evaluation with --group-rm; leave one of them out")
@@ -150,7 +209,7 @@ def _evaluate(args: Namespace, engines: Engines) -> RolloutFnEvalOutput:
             "repetition_penalty": wanted.repetition_penalty,
         }
         names = [f"eval-{wanted.name}-{number}" for number in range(len(groups))]
-        whole = _roll_out(args, engines, groups, names, sampling, iteration=0, evaluation=True)
+        whole = _roll_out(args, step, groups, names, sampling, iteration=0, evaluation=True)
         samples = [sample for group in whole for sample in group]
         data[wanted.name] = {
             "rewards": [each.reward if not reward_key else each.reward[reward_key] for each in samples],
@@ -173,7 +232,7 @@ def _ends(stop: Sequence[str] | None, stop_token_ids: Sequence[int] | None) -> d
 
 def _roll_out(
     args: Namespace,
-    engines: Engines,
+    step: _Step,
     groups: Sequence[Group],
     names: Iterable[str],
     sampling: dict[str, Any],
@@ -196,7 +255,7 @@ def _roll_out(
     prompts = {record["group_id"]: record["prompt_token_ids"] for record in records}
     scored: dict[tuple[str, int], Future[Any]] = {}
     failed: set[str] = set()
-    for completion in engines.session.stream(records, iteration, keep=False):
+    for completion in step.completions(records, iteration):
         name, index = completion.group_id, completion.index
         if not completion.whole:
             failed.add(name)
@@ -204,10 +263,15 @@ def _roll_out(
         text = tokenizer.decode(completion.token_ids, skip_special_tokens=args.rollout_skip_special_tokens)
         _fill(named[name][index], prompts[name], completion, text, replayed=args.use_rollout_routing_replay)
         scored[name, index] = _submit(_score(args, named[name][index], evaluation))
+    for each in step.left:
+        work = _go_on(args, named[each.group][each.place], prompts[each.group], each, sampling, evaluation)
+        scored[each.group, each.place] = _submit(work)
     if named and len(failed) == len(named):
         raise EngineError("in every group of slime's batch a response has failed; the engines' logs say why")
     for (name, index), sample in scored.items():
         named[name][index] = sample.result()
+        if named[name][index].status == Sample.Status.ABORTED:
+            failed.add(name)
     whole = [group for name, group in named.items() if name not in failed]
     if args.group_rm:
         for group, rewards in [(group, _submit(batched_async_rm(args, group))) for group in whole]:
@@ -249,6 +313,32 @@ def _experts(completion: Completion, prompt_tokens: int) -> Any:
             " engine_args = { enable_return_routed_experts = true } into [engine.sglang]"
         )
     return experts.astype("int32")
+
+
+async def _go_on(
+    args: Namespace,
+    sample: Any,
+    prompt_ids: Sequence[int],
+    has: Unfinished,
+    sampling: dict[str, Any],
+    evaluation: bool,
+) -> Any:
+    """Return a sample that slime's own client has finished, scored."""
+    ids, logprobs, rest = list(has.token_ids), list(has.logprobs), sample
+    status = Sample.Status.TRUNCATED
+    if len(ids) < sampling["max_tokens"]:
+        ids, logprobs, rest = await go_on(args, sample, prompt_ids, has, sampling)
+        status = rest.status
+    tokenizer = tokenizer_of(args.hf_checkpoint, trust_remote_code=True)
+    sample.tokens = [*prompt_ids, *ids]
+    sample.response = tokenizer.decode(ids, skip_special_tokens=args.rollout_skip_special_tokens)
+    sample.response_length = len(ids)
+    sample.loss_mask = [1] * len(ids)
+    sample.rollout_log_probs = logprobs
+    sample.weight_versions = list(rest.weight_versions)
+    sample.metadata = {**(sample.metadata or {}), "seer_fallback": True}
+    sample.status = status
+    return sample if status == Sample.Status.ABORTED else await _score(args, sample, evaluation)
 
 
 async def _score(args: Namespace, sample: Any, evaluation: bool) -> Any:

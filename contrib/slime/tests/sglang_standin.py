@@ -23,12 +23,17 @@ class StandInServers:
     def __init__(self, count: int = 2) -> None:
         self.weights, self.label = 0, "default"
         self.requests: list[list[dict[str, Any]]] = [[] for _ in range(count)]
+        self._held: asyncio.Event | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._runners: list[web.AppRunner] = []
         self.urls = [self._call(self._serve(self._server(number))) for number in range(count)]
         self.router = self._call(self._serve(self._router()))
+
+    def hold(self) -> None:
+        """Never answer requests that are divided, from now on."""
+        self._held = asyncio.Event()
 
     def close(self) -> None:
         """End all."""
@@ -65,7 +70,10 @@ class StandInServers:
             return handle
 
         async def generate(request: web.Request) -> web.Response:
-            return self._generate(number, await request.json())
+            body = await request.json()
+            if self._held is not None and body["sampling_params"]["max_new_tokens"] == 4:
+                await self._held.wait()
+            return self._generate(number, body)
 
         info = {"version": "0.5.23", "model_path": "/no/tiny", "max_total_num_tokens": 4096}
         loads = {"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0, "token_usage": 0.1}]}

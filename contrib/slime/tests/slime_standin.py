@@ -22,6 +22,7 @@ class Sample:
         PENDING = "pending"
         COMPLETED = "completed"
         TRUNCATED = "truncated"
+        ABORTED = "aborted"
 
     group_index: int | None = None
     index: int | None = None

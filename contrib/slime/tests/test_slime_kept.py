@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from itertools import count
+from types import ModuleType, SimpleNamespace
+
+import aiohttp
 import pytest
+from seer_divided_rollout.splitter import Chunks
 from seer_host.switch import is_off
 from seer_slime import generate_rollout
 from seer_slime.engines import kept_config
 from sglang_standin import StandInServers
 from slime.rollout.base_types import call_rollout_fn
 
-from seer_core.errors import ConfigError
+from seer_core.errors import ConfigError, EngineError, SeerError
 
 CONFIG = """
 [engine.remote]
@@ -66,9 +73,6 @@ def test_batches_run_on_slimes_own_servers_divided_and_by_the_weights_that_slime
 
 
 def test_off_is_slimes_own_function(kept, source, monkeypatch):
-    import sys
-    from types import ModuleType
-
     module = ModuleType("slime.rollout.sglang_rollout")
     module.generate_rollout = lambda *arguments: arguments
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -78,6 +82,105 @@ def test_off_is_slimes_own_function(kept, source, monkeypatch):
     monkeypatch.setenv("SEER", "of")
     with pytest.raises(ConfigError, match="set it to on or off"):
         is_off()
+
+
+class OwnClient:
+    """slime's own client, as its module ``sglang_rollout`` has it: a request to one of its servers."""
+
+    def __init__(self, servers, monkeypatch):
+        self.servers, self.samples = servers, []
+        module = ModuleType("slime.rollout.sglang_rollout")
+        module.GenerateState = lambda args: SimpleNamespace(semaphore=asyncio.Semaphore(8))
+        module.generate = self.generate
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    async def generate(self, args, sample, how):
+        self.samples.append(sample)
+        body = {"input_ids": sample.tokens, "sampling_params": how, "rid": "own"}
+        async with aiohttp.ClientSession() as session:
+            answer = await (await session.post(f"{self.servers.urls[0]}/generate", json=body)).json()
+        pairs = answer["meta_info"]["output_token_logprobs"]
+        sample.tokens = [*sample.tokens, *(token for _, token, _ in pairs)]
+        sample.rollout_log_probs = [logprob for logprob, _, _ in pairs]
+        sample.weight_versions = [answer["meta_info"]["weight_version"]]
+        sample.status = type(sample).Status.TRUNCATED
+        return sample
+
+
+@pytest.fixture
+def own_client(servers, monkeypatch):
+    return OwnClient(servers, monkeypatch)
+
+
+@pytest.fixture
+def breaking(monkeypatch):
+    """Return a function that has Seer's scheduler fail at its chunk of that number, once."""
+    split = Chunks.split
+
+    def at(number):
+        calls = count(1)
+
+        def broken(self, *arguments):
+            if next(calls) == number:
+                raise RuntimeError("broken")
+            return split(self, *arguments)
+
+        monkeypatch.setattr(Chunks, "split", broken)
+
+    return at
+
+
+def test_where_seer_fails_slimes_own_client_goes_on_behind_the_tokens_so_far(
+    kept, source, servers, own_client, breaking, engines
+):
+    breaking(20)  # of 12 responses in 4 chunks each
+    args = kept(4)
+    output = generate_rollout(args, 0, source)
+    samples = [sample for group in output.samples for sample in group]
+    assert output.metrics["rollout/seer/fallbacks"] == len(own_client.samples) > 0
+    went_on = [each for each in samples if each.metadata.get("seer_fallback")]
+    assert len(went_on) == len(own_client.samples)
+    starts = [len(each.tokens) - len(each.rollout_log_probs) for each in own_client.samples]
+    prompt = len(samples[0].tokens) - 16
+    assert max(starts) > prompt  # behind a chunk at least
+    for sample in samples:
+        assert sample.response_length == len(sample.rollout_log_probs) == len(sample.loss_mask) == 16
+        assert sample.reward is not None
+        assert sample.status == type(sample).Status.TRUNCATED
+    after = generate_rollout(args, 1, source)  # the next rollout tries again
+    assert after.metrics["rollout/seer/fallbacks"] == 0
+    assert len(engines) == 2
+
+
+def test_no_more_responses_of_a_run_than_the_limit_are_written_without_seer(
+    kept, source, own_client, breaking
+):
+    breaking(20)
+    args = kept(4)
+    args.seer_most_fallbacks = 1
+    with pytest.raises(EngineError, match="1 responses of a run may be written without it"):
+        generate_rollout(args, 0, source)
+    assert not own_client.samples
+
+
+def test_a_scheduler_that_stalls_has_failed_after_a_while(kept, source, servers, own_client):
+    args = kept(4)
+    args.seer_stall_s = 0.5
+    generate_rollout(args, 0, source)  # it works, and then its chunks are never answered
+    servers.hold()
+    output = generate_rollout(args, 1, source)
+    assert output.metrics["rollout/seer/fallbacks"] == 12
+    assert all(sample.metadata["seer_fallback"] for group in output.samples for sample in group)
+
+
+def test_with_a_journal_a_failure_ends_the_rollout_which_goes_on_where_it_was(
+    kept, source, own_client, breaking, tmp_path
+):
+    breaking(20)
+    args = kept(4)
+    args.seer_journal = str(tmp_path / "journal")
+    with pytest.raises(SeerError, match="broken"):
+        generate_rollout(args, 0, source)
 
 
 def test_a_config_with_engines_is_refused(tmp_path):

@@ -42,7 +42,7 @@ def test_a_batch_comes_back_filled_and_scored_in_the_order_of_the_data(args, sou
             assert isinstance(sample.response, str)
             assert set(sample.loss_mask) == {1}
     groups = {each.group_id for each in engines[0].session.result.completions}
-    assert output.metrics == {"rollout/seer/failed_groups": 0}
+    assert output.metrics == {"rollout/seer/failed_groups": 0, "rollout/seer/fallbacks": 0}
     assert groups <= {f"0-{number}" for number in range(4)}
     assert len({str(sample.tokens[3:]) for group in output.samples for sample in group}) > 6
 
