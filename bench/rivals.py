@@ -7,8 +7,9 @@ epoch's.  These are a group's own lengths drawn with repeats: the model has not 
 
 The paper's workloads have the part of their groups and instances that is in their names: four instances, of
 Kimi-K2 two.  Recorded lengths (not published, `--data` names their folder) run on four instances of
-Qwen2-VL-72B at pressure 4, and on as many of Qwen3-32B on 4 H100, whose costs are fitted to published
-measurements (cost_models.md); those of all others are fitted to the paper.  All are shrunk by the factor in
+Qwen2-VL-72B at pressure 4.  Costs are fitted to the paper.  A name that ends `on qwen3-32b` is for the same
+lengths on as many instances of Qwen3-32B on 4 H100 at pressure 4, whose costs are fitted to published
+measurements (cost_models.md).  All are shrunk by the factor in
 their names: contexts and KV are smaller, and a token of context costs as much more.  A round is a seed; of
 recorded lengths it is one of three iterations, of dapo-32b of four, taken in turn.  The last row is what no
 schedule without drafts can exceed: veRL's time over the bound.
@@ -26,10 +27,10 @@ from seer_cli.stats import ratios
 from seer_lab.bound import bounds_of
 from seer_lab.policies import POLICIES, PolicySet
 from seer_lab.simulate import simulate
-from seer_lab.workloads import WORKLOADS, Workload, scaled
+from seer_lab.workloads import CLUSTERS, WORKLOADS, Workload, crowded, scaled
 
 from bench.harness import Row, cell, markdown, spread_of
-from bench.paced import MEASURED, PAPER, recorded, shrunk
+from bench.paced import MEASURED, PAPER, PRESSURE, recorded, shrunk
 
 DEPENDS_ON = ("seer_core", "plugins", "backends/sim", "lab")
 ROUNDS = 5
@@ -50,8 +51,12 @@ def _policies() -> list[PolicySet]:
     return found
 
 
-def _paper(name: str, scale: float, by: int) -> Callable[[Path], Workload]:
-    return lambda data: shrunk(scaled(WORKLOADS[name], scale), by)
+def _paper(name: str, scale: float, by: int, on: str = PAPER) -> Callable[[Path], Workload]:
+    load = scaled(WORKLOADS[name], scale)
+    if on != PAPER:
+        instances = load.tables["engine"]["sim"]["instances"]
+        load = crowded(f"{load.name} on {on}", load.lengths, CLUSTERS[on], instances, PRESSURE)
+    return lambda data: shrunk(load, by)
 
 
 def _recorded(name: str, by: int, on: str = PAPER) -> Callable[[Path], Workload]:
@@ -64,6 +69,9 @@ CHOICES: Mapping[str, Callable[[Path], Workload]] = {
     "kimi-k2": _paper("kimi-k2", 0.25, 200),
     "deepcoder-14b": _recorded("deepcoder-14b", 4),
     "dapo-32b": _recorded("dapo-32b", 2),
+    f"qwen2-vl-72b on {MEASURED}": _paper("qwen2-vl-72b", 0.25, 40, MEASURED),
+    f"moonlight on {MEASURED}": _paper("moonlight", 0.125, 40, MEASURED),
+    f"kimi-k2 on {MEASURED}": _paper("kimi-k2", 0.25, 200, MEASURED),
     f"deepcoder-14b on {MEASURED}": _recorded("deepcoder-14b", 4, MEASURED),
     f"dapo-32b on {MEASURED}": _recorded("dapo-32b", 2, MEASURED),
 }

@@ -152,12 +152,12 @@ def _predicted(
     method: str, source: ReplayedText, target: ReplayedText, samples: Mapping[int, ReplayedText], split: int
 ) -> ReplayedDrafts:
     """Return the drafts of the target's responses; of these, methods but samples see the lengths alone."""
-    if method == "alike":
-        return source.drafts
+    if method in ("alike", "siblings"):
+        return replace(source.drafts, unseen=method)
     if method.startswith("sample"):
-        return samples[int(method.split()[1])].drafts
+        return replace(samples[int(method.split()[1])].drafts, unseen="alike")
     drawn = method.startswith("drawn")
-    gain = _by_siblings(source, target) if drawn or method == "siblings" else _pooled(source)
+    gain = _by_siblings(source, target) if drawn else _pooled(source)
     effects = {}
     if drawn:
         expected = _by_siblings(source, source)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 from seer_host.config_files import load_config
+from seer_host.scratch import SHARED_MEMORY
 from seer_host.shared_weights import SharedWeights
 from seer_kv_local import LocalPool
 from seer_session.assembly import fill_slots
@@ -62,6 +63,13 @@ def forget_all(pair, pool):
     for each in pair:
         each.run(each.engine.reset_cache())
     pair[0].run(pool.clear())
+
+
+def shared_by(*processes: int) -> set[str]:
+    """Return the names of shared memory that processes use, and that would outlive them."""
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in processes]
+    lines = [line for text in maps for line in text.splitlines() if not line.endswith("(deleted)")]
+    return {found for line in lines if (found := line.partition(f"{SHARED_MEMORY}/")[2])}
 
 
 class RanksContract:
@@ -183,10 +191,14 @@ class RanksContract:
         for i, text in enumerate(texts):
             a.engine.submit(a.job(text, 600, i, GOING_ON))
         a.run(a.until(lambda: any(report.running for report in a.reports[-1:])))
-        os.kill(rank_of(a.pid, self.second), signal.SIGKILL)
+        home = Path(f"/proc/{a.pid}/cwd").resolve().name
+        rank = rank_of(a.pid, self.second)
+        assert not [name for name in shared_by(a.pid, rank) if name.startswith(("psm_", "sem.mp-"))]
+        os.kill(rank, signal.SIGKILL)
         a.run(a.until(lambda: bool(a.losses)))
         assert len(a.losses) == 1
         assert "rank" in a.losses[0]
+        assert [*SHARED_MEMORY.glob(f"*{home}*")] == []
 
         def go_on(here):
             outputs = here.run(

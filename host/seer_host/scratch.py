@@ -1,6 +1,7 @@
 """Scratch directories: removed by the process that made them, or by the next one if that was killed.
 
-Shared memory that engines name after their directory, as vLLM's ranks on a CPU do, goes with it.
+Shared memory that engines name after their directory, as vLLM's ranks on a CPU do, goes with it, and what a
+process shares by ``multiprocessing`` after ``name_shared_memory``.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import shutil
 import tempfile
 import time
 from contextlib import suppress
+from multiprocessing import process, shared_memory
 from pathlib import Path
+from typing import Any
 
-__all__ = ["Scratch"]
+__all__ = ["Scratch", "name_shared_memory"]
 
 LEFT_OVER_S = 60.0
 """Age from which an unlocked directory belongs to a process that was killed, and is not just being made."""
 SHARED_MEMORY = Path("/dev/shm")
+RANDOM_LETTERS = 16
+"""At the end of a name in shared memory."""
 
 
 class Scratch:
@@ -48,11 +53,26 @@ class Scratch:
             self._lock = None
 
 
+def name_shared_memory(directory: Path) -> None:
+    """Name shared memory and semaphores of ``multiprocessing`` so that they go with a scratch directory.
+
+    This holds for all that this process makes from now on, and its forks, and for semaphores of processes
+    that it starts anew.  Python names them at random, and they outlive a process that is killed together
+    with the one that Python has for cleaning up.
+    """
+    memory: Any = shared_memory
+    memory._SHM_NAME_PREFIX = f"/{directory.name}-"
+    memory._SHM_SAFE_NAME_LENGTH = len(memory._SHM_NAME_PREFIX) + RANDOM_LETTERS
+    this: Any = process.current_process()
+    this._config["semprefix"] = f"/{directory.name}"
+
+
 def _remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
-    for memory in SHARED_MEMORY.glob(f"{directory.name}-*"):
-        with suppress(OSError):  # another user's, or a directory
-            memory.unlink()
+    for pattern in (f"{directory.name}-*", f"sem.{directory.name}-*"):
+        for memory in SHARED_MEMORY.glob(pattern):
+            with suppress(OSError):  # another user's, or a directory
+                memory.unlink()
 
 
 def _locked(directory: Path) -> int:

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from seer_host.scratch import Scratch
+from seer_host.scratch import SHARED_MEMORY, Scratch
 
 
 def test_a_directory_goes_with_its_process_or_with_the_next(tmp_path):
@@ -51,9 +51,40 @@ def test_shared_memory_that_is_named_after_a_directory_goes_with_it(tmp_path, mo
     for name in (
         f"{closed.path.name}-tp:0-[0-1]-cpushm_0",
         "mine-killed-tp:0-[0-1]-cpushm_1",
+        f"sem.{closed.path.name}-x1",
+        "sem.mine-killed-x2",
         "mine-other-1",
     ):
         (memory / name).touch()
     Scratch("mine-", place).close()
     closed.close()
     assert [path.name for path in memory.iterdir()] == ["mine-other-1"]
+
+
+def test_what_a_killed_process_shared_by_multiprocessing_goes_with_its_directory(tmp_path):
+    script = f"""
+import os, signal
+from multiprocessing import get_context
+from multiprocessing.resource_tracker import _resource_tracker
+from multiprocessing.shared_memory import SharedMemory
+from seer_host.scratch import Scratch, name_shared_memory
+
+scratch = Scratch("seer-test-", {str(tmp_path)!r})
+name_shared_memory(scratch.path)
+shared, lock = SharedMemory(create=True, size=4096), get_context("spawn").Lock()
+if os.fork() == 0:
+    SharedMemory(create=True, size=4096)
+    os.kill(_resource_tracker._pid, signal.SIGKILL)
+    os._exit(0)
+os.wait()
+print(scratch.path.name, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    name = ran.stdout.strip()
+    shared = SHARED_MEMORY.glob
+    assert len([*shared(f"{name}-*")]) == 2
+    assert len([*shared(f"sem.{name}-*")]) == 1
+    os.utime(tmp_path / name, (0, 0))
+    Scratch("seer-test-", tmp_path).close()
+    assert [*shared(f"*{name}*")] == []

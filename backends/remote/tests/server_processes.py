@@ -19,6 +19,14 @@ from tests.support.patience import PATIENCE_S
 
 __all__ = ["ServerProcess", "vllm_server"]
 
+MAIN = """
+import multiprocessing
+context_of = multiprocessing.get_context
+multiprocessing.get_context = lambda method=None: context_of("fork" if method == "spawn" else method)
+from vllm.entrypoints.cli.main import main
+main()
+"""
+"""``vllm serve``, whose engine core is a fork: on a CPU vLLM would be imported once more for it."""
 
 class ServerProcess:
     """A server of real engines as a process group of its own; ``start`` again after ``kill``."""
@@ -99,9 +107,10 @@ def vllm_server(site: Path, model: Path, log: Path, *more: str, **variables: str
         "PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")])),
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # or else the core starts yet another process, for a worker
         "VLLM_NO_USAGE_STATS": "1",
     }
     flags = "--dtype float32 --max-model-len 1024 --max-num-seqs 32 --block-size 32 --enforce-eager"
     flags += " --distributed-executor-backend uni --kv-cache-memory-bytes 33554432"
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), *flags.split(), *more]
+    command = [sys.executable, "-c", MAIN, "serve", str(model), *flags.split(), *more]
     return ServerProcess(command, environment | variables, log)

@@ -79,4 +79,7 @@ class ReplayedSpeculation(Speculation):
     def _row(self, run: SimChunk) -> int:
         job, stop = run.job, run.final_tokens - run.job.prompt_tokens
         start = stop - run.new_tokens
-        return self._replayed.text_of(job.request_id, job.group_id, run.response_tokens, start, stop)
+        gain = self._replayed.gain(
+            job.request_id, job.group_id, run.response_tokens, start, stop, job.siblings_finished
+        )
+        return self._replayed.text_of(gain)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from seer_sim.draft_choice import Offer, choose, gamma_tail, offers_of, together
 from seer_sim.drafts import Drafts
 from seer_sim.presets import PRESETS
-from seer_sim.replayed import SEGMENT_TOKENS, DraftedText, ReplayedDrafts, ReplayedResponse
+from seer_sim.replayed import MANY_GROUPS, SEGMENT_TOKENS, DraftedText, ReplayedDrafts, ReplayedResponse
 
 POOR = DraftedText(verified=((0.5, 0.2), (0.1, 0.0)), accepted=((0.2, 0.1), (0.1, 0.0)), variance=(0.2, 0.1))
 RICH = DraftedText(verified=((1.0, 1.0), (0.9, 0.8)), accepted=((0.9, 0.8), (0.9, 0.8)), variance=(0.2, 0.2))
@@ -19,14 +19,19 @@ def response(name, tokens, steps_each):
 
 
 def replayed(*responses, draw=0):
-    return ReplayedDrafts((0.0, 0.5), (POOR, RICH), responses, draw)
+    return ReplayedDrafts((0.0, 0.5), (POOR, RICH), responses, draw=draw)
 
 
 def test_a_response_that_was_recorded_is_as_it_was():
     drafts = replayed(response("a/0", 640, 60), response("b/0", 640, 25))
-    assert drafts.like("b/0", "b", 640).id == "b/0"
-    assert drafts.text_of("b/0", "b", 640, 0, 64) == 1
-    assert drafts.text_of("a/0", "a", 640, 0, 640) == 0
+    assert drafts.gain("b/0", "b", 640, 0, 64, 0) == pytest.approx(64 / 25 - 1)
+    assert drafts.gain("a/0", "a", 640, 0, 640, 0) == pytest.approx(64 / 60 - 1)
+
+
+def test_a_stretch_is_of_the_kind_of_text_whose_gain_is_nearest():
+    drafts = replayed(response("a/0", 640, 60))
+    assert drafts.text_of(POOR.gain) == 0
+    assert drafts.text_of(RICH.gain + 1) == 1
 
 
 def test_any_other_is_like_one_of_about_its_length_and_siblings_are_like_one_group():
@@ -38,6 +43,24 @@ def test_any_other_is_like_one_of_about_its_length_and_siblings_are_like_one_gro
     assert found < {each.group for each in long}
     drawn = {replayed(*short, *long, draw=draw).like("new/0", "new", 90).group for draw in range(20)}
     assert drawn == {each.group for each in short}
+
+
+def test_of_many_groups_any_other_is_as_all_are_at_its_position_with_as_many_finished_siblings():
+    pairs = [
+        pair
+        for number in range(MANY_GROUPS)
+        for pair in (
+            ReplayedResponse(f"g{number}/0", f"g{number}", 128, (64, 64)),
+            ReplayedResponse(f"g{number}/1", f"g{number}", 256, (64, 64, 16, 16)),
+        )
+    ]
+    drafts = replayed(*pairs)
+    assert drafts.gain("g0/1", "g0", 256, 128, 256, 0) == 3.0
+    alone, helped = (drafts.gain("new/0", "new", 300, *at) for at in ((0, 64, 0), (192, 256, 1)))
+    assert alone == pytest.approx(0.0, abs=0.05)
+    assert 1.5 < helped < 3.0  # near the 3 of all recorded ones, as far as so little text says
+    few = replayed(*pairs[:-2])
+    assert few.gain("new/0", "new", 300, 192, 256, 1) == few.like("new/0", "new", 300).gain(192, 256)
 
 
 def test_a_stretch_of_a_response_has_the_gain_of_its_segments_and_beyond_its_end_that_of_the_last():

@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 from msgspec import structs
 from seer_host.frames import Frames, WireError, encode
+from seer_host.scratch import name_shared_memory
 
 from seer_core.errors import ConfigError, EngineError
 from seer_core.model import InstanceInfo
@@ -103,6 +104,7 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
         if not isinstance(start, Start) or early:
             raise WireError("the first message must be Start, alone")
         check_place(start)
+        name_shared_memory(Path(start.scratch))
         if start.source is not None:
             check_source(start.source, start.own_methods)  # the engine's import takes seconds
         make: Any = ADAPTER.load(start.instance)
