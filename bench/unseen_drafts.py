@@ -6,12 +6,12 @@ with drafts as in a replay of its own text, which was 2.7 % (total) and 12.1 % (
 at worst (answered.md).  A round is a split.
 
 ``alike``: a response is drafted like one of the other half that is about as long, its siblings like one
-group, as `seer sim --drafts` does.  ``pooled``: like the mean of all, weighted by how near their lengths are.
-``siblings``: by position and by the number of finished siblings.  ``mixture``: pooled, times an effect of the
-group and one of the response, drawn from log-normal distributions that are fitted to the other half.
-``drawn``: by position and number of finished siblings, times such effects about that; ``drawn x 3`` is the
-mean of the times of three draws.  ``sample 3`` and ``sample 6``: as ``alike``, but so many groups of the half
-itself have been replayed.
+group, as `seer sim --drafts` does with less than 32 groups.  ``pooled``: like the mean of all, weighted by
+how near their lengths are.  ``siblings``: by position and by the number of finished siblings, as `seer sim
+--drafts` does from 32 groups on.  ``mixture``: pooled, times an effect of the group and one of the response,
+drawn from log-normal distributions that are fitted to the other half.  ``drawn``: by position and number of
+finished siblings, times such effects about that; ``drawn x 3`` is the mean of the times of three draws.
+``sample 3`` and ``sample 6``: as ``alike``, but so many groups of the half itself have been replayed.
 
 ``recorded-text`` is the first fifth of 250 responses of a reasoning model (not published, ``--data`` names
 its folder) on two instances, whose tokens of context are five times as dear; ``tiny-reasoner`` is the bundled

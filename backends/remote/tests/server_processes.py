@@ -28,6 +28,7 @@ main()
 """
 """``vllm serve``, whose engine core is a fork: on a CPU vLLM would be imported once more for it."""
 
+
 class ServerProcess:
     """A server of real engines as a process group of its own; ``start`` again after ``kill``."""
 

@@ -1,104 +1,80 @@
-"""A process that has imported vLLM by ``preload`` can be forked, and a fork has nothing left to import."""
+"""A process that has imported vLLM by ``preload`` can be forked, and a fork has nothing left to import.
+
+The process is the fork server of the other tests, seen from one of its forks.
+"""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 from seer_vllm import internals
-from seer_vllm.plugin import INSTANCE, PRELOAD, Settings, engine_args, vllm_environment
 from seer_worker.process.names import Name
 
 from seer_core.errors import EngineError
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]  # PyTorch deprecates this and that
 
-MODEL = Path(__file__).parents[3] / "examples" / "tiny_reasoner" / "weights"
-SERVER = """
+LOOK = """
 import json, os, sys
+
+there = set(sys.modules)
 import torch
-
-untouched = torch.get_rng_state()
-
-from importlib import import_module
-
-arguments, preload, path, scratch = json.loads(sys.argv[1])
-module, _, name = preload.partition(":")
-getattr(import_module(module), name)()
-
 from seer_vllm.preload import ARCHITECTURES
 from vllm.model_executor.models import ModelRegistry
 
-links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+server, paths = os.getppid(), []
+for name in os.listdir(f"/proc/{server}/fd"):
+    try:
+        paths.append(os.readlink(f"/proc/{server}/fd/{name}"))
+    except OSError:
+        pass
 facts = {
-    "threads": len(os.listdir("/proc/self/task")),
-    "children": open(f"/proc/self/task/{os.getpid()}/children").read().split(),
+    "title": open(f"/proc/{server}/cmdline").read(),
+    "threads": len(os.listdir(f"/proc/{server}/task")),
+    "children": [open(f"/proc/{pid}/cmdline").read() for pid in
+                 open(f"/proc/{server}/task/{server}/children").read().split()],
     "cuda": torch.cuda.is_initialized(),
-    "files": [os.readlink(link) for link in links if os.path.lexists(link)],
-    "random_state_untouched": torch.equal(untouched, torch.get_rng_state()),
+    "devices": [path for path in paths if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri"))],
+    "random_state_untouched": torch.equal(
+        torch.get_rng_state(), torch.Generator().manual_seed(torch.initial_seed()).get_state()
+    ),
     "to_inspect": [name for name in ARCHITECTURES if not hasattr(ModelRegistry.models[name], "model_cls")],
-    "forks": [],
 }
 
-def start(scratch):
-    os.mkdir(scratch)
-    torch.set_num_threads(1)  # two that wait for a CPU spin
-    from seer_worker.process.adapter import ADAPTER
-    from seer_worker.process.worker import Worker
-    from seer_worker.sampling.selftest import check_keyed
-    from seer_worker.wire import Start
+torch.set_num_threads(1)  # two that wait for a CPU spin
+from seer_worker.process.adapter import ADAPTER
+from seer_worker.process.worker import Worker
+from seer_worker.sampling.selftest import check_keyed
+from seer_worker.wire import Start
 
-    before, commands = set(sys.modules), []
-    sys.addaudithook(lambda event, given: event == "subprocess.Popen" and commands.append(given[0]))
-    asked = Start(path, "vllm-0", arguments, scratch)
-    check_keyed(Worker(print, ADAPTER.load(path)(asked), asked))
-    return {"imported": sorted(set(sys.modules) - before), "commands": commands}
-
-for number in range(2):
-    readable, writable = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        with open(writable, "w") as answer:
-            json.dump(start(f"{scratch}/{number}"), answer)
-        os._exit(0)
-    os.close(writable)
-    facts["forks"].append(json.load(open(readable)))
-    os.waitpid(pid, 0)
-print("FACTS", json.dumps(facts))
+instance, settings, scratch = json.loads(sys.argv[1])
+commands = []
+sys.addaudithook(lambda event, given: event == "subprocess.Popen" and commands.append(given[0]))
+asked = Start(instance, "vllm-0", settings, scratch)
+check_keyed(Worker(print, ADAPTER.load(instance)(asked), asked))
+print(json.dumps(facts | {"imported": sorted(set(sys.modules) - there), "commands": commands}))
 """
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory):
-    """Facts about a process after ``preload``, and about two forks of it that have started an engine."""
+def facts(make_fleet, models, run_in_fork, tmp_path_factory):
+    """Facts about a process after ``preload``, and about a fork of it that has started an engine."""
     pytest.importorskip("vllm")
-    settings = {"model": str(MODEL), "dtype": "float32", "kv_cache_bytes": 1 << 25, "max_model_tokens": 1024}
-    arguments = engine_args(msgspec.convert(settings, Settings), MODEL)
-    given = [arguments, PRELOAD, INSTANCE, str(tmp_path_factory.mktemp("forks"))]
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", SERVER, json.dumps(given)],
-        env=vllm_environment(os.environ, 2, ()),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return SimpleNamespace(**json.loads(done.stdout.partition("FACTS ")[2]))
+    engine = make_fleet(models[0]).engines[0]
+    given = [engine.spec.instance, engine.spec.settings, str(tmp_path_factory.mktemp("fork"))]
+    [*_, last] = run_in_fork(engine, LOOK, json.dumps(given))
+    return SimpleNamespace(**json.loads(last))
 
 
-def test_a_process_with_all_imports_has_one_thread_and_no_child(facts):
+def test_a_process_with_all_imports_has_one_thread_and_no_child_but_its_forks(facts):
+    assert facts.title.startswith("seer fork server")
     assert facts.threads == 1
-    assert facts.children == []
+    assert not [title for title in facts.children if "python" in title and "seer" not in title]
 
 
 def test_no_import_opens_a_device(facts):
     assert not facts.cuda
-    assert not [file for file in facts.files if file.startswith("/dev/nvidia")]
+    assert facts.devices == []
 
 
 def test_the_random_numbers_of_a_process_with_all_imports_are_still_to_come(facts):
@@ -106,12 +82,12 @@ def test_the_random_numbers_of_a_process_with_all_imports_are_still_to_come(fact
 
 
 def test_a_fork_imports_nothing_more_for_an_engine(facts):
-    assert [fork["imported"] for fork in facts.forks] == [[], []]
+    assert facts.imported == []
 
 
 def test_no_process_is_started_to_inspect_a_common_model(facts):
     assert facts.to_inspect == []
-    assert not [command for fork in facts.forks for command in fork["commands"] if "python" in command]
+    assert not [command for command in facts.commands if "python" in command]
 
 
 def test_a_vllm_that_lacks_what_is_done_once_is_refused(monkeypatch):
