@@ -97,7 +97,7 @@ def _stretches(start: int, stop: int) -> tuple[int, int]:
 
 
 class GainTable:
-    """What drafts bring on average, by the position in a response and by how many siblings have finished."""
+    """The mean gain of drafts, by the position in a response and by how many siblings have finished."""
 
     def __init__(self, responses: Sequence[ReplayedResponse]) -> None:
         lengths: dict[str, list[int]] = {}
