@@ -41,7 +41,7 @@ class VllmProcess:
     def __init__(self, folder: Path, checkpoints: tuple[Path, Path]) -> None:
         folder.mkdir()
         self._checkpoints, self._served = checkpoints, folder / "tiny"
-        flags = ("--enable-scale-out", "--enable-prompt-tokens-details")
+        flags = ("--enable-scale-out", "--enable-prompt-tokens-details", "--max-num-batched-tokens=256")
         variables = {"SEER_KEYED_SAMPLING": "1", "VLLM_PLUGINS": "seer", "VLLM_SERVER_DEV_MODE": "1"}
         self._server = server_processes.vllm_server(folder, self._served, folder / "log", *flags, **variables)
         self.url: str = self._server.url

@@ -137,7 +137,7 @@ def serve_seer(serve_vllm: Callable[..., ServerProcess]) -> Callable[..., Server
         "model": "seer_vllm.served_drafts.ServedProposer",
         "num_speculative_tokens": 8,
     }
-    flags = ["--enable-scale-out", "--enable-prompt-tokens-details"]
+    flags = ["--enable-scale-out", "--enable-prompt-tokens-details", "--max-num-batched-tokens=256"]
     flags += ["--kv-transfer-config", json.dumps(kv)]
     seer = {"SEER_KEYED_SAMPLING": "1", "VLLM_PLUGINS": "seer", "VLLM_SERVER_DEV_MODE": "1"}
 

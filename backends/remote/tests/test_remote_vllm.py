@@ -278,6 +278,15 @@ def test_a_killed_server_costs_no_response_and_is_taken_in_again(pair, session_o
         assert {chunk.instance for each in again.completions for chunk in each.chunks} == {"remote-1"}
 
 
+def test_a_prompt_with_a_seed_may_take_several_steps_of_prefill(pair):
+    """A stock server on a CPU dies of it: its generators cannot be set back."""
+    prompt = [3 + place * 7 % 90 for place in range(300)]
+    body = {"token_ids": prompt, "sampling_params": {"seed": 5, "max_tokens": 8, "temperature": 1.0}}
+    answers = [json.loads(server.call("/inference/v1/generate", body)) for server in pair]
+    first, second = ([choice["token_ids"] for choice in each["choices"]] for each in answers)
+    assert first == second
+
+
 ALONE = [
     {"logit_bias": {"5": 4.0, "9": -4.0}},
     {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3},

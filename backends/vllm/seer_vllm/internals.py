@@ -170,6 +170,7 @@ RUNNER = (
     Name(_RUNNER, "input_batch.sampling_metadata", SAMPLED),
     Name(_RUNNER, "input_batch.num_tokens_no_spec", SAMPLED),
     Name(_RUNNER, "input_batch.token_ids_cpu", "penalties and bad words see no earlier tokens"),
+    Name(_RUNNER, "input_batch.generators", "a server on a CPU dies of seeds where prefill takes steps"),
     Name(_RUNNER, "kv_caches", "KV that is not finite cannot be cleared"),
 )
 """What the first model runner must have."""

@@ -21,6 +21,7 @@ from seer_vllm import GROUPED_DRAFTS
 from seer_vllm import KEYED_SERVER as VARIABLE
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from vllm import SamplingParams
 
 __all__ = ["register"]
@@ -180,6 +181,12 @@ def _install_first(runner: Any) -> None:
         """Prepares requests as they come into the batch."""
 
         prepared: dict[str, SamplingParams] = {}  # noqa: RUF012, there is one runner in a process
+
+        def sample(self, logits: Tensor, drafts: sampling.StepDrafts | None) -> Any:
+            # Nothing is drawn of these.  Where a prompt is prefilled in steps, vLLM would set a request's own
+            # back by what it had drawn, which generators of CPUs cannot do.
+            self._runner.input_batch.generators.clear()
+            return super().sample(logits, drafts)
 
         def _seeds_on(self, device: Any) -> Any:
             batch = self._runner.input_batch
