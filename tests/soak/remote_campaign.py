@@ -12,12 +12,13 @@ import json
 import random
 import signal
 import ssl
-import subprocess
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
 
 import aiohttp
 import attrs
@@ -29,11 +30,13 @@ from seer_remote.instance import RemoteInstance
 from seer_remote.plugin import Settings, seer_make_engines
 from seer_session import Runtime
 
+from seer_core.model import Completion
 from seer_core.plugins.config import RestartsTable, SeerTable
 from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.soak.stand_in_server import StandInProcess
+from tests.support.certificates import certify
 
 __all__ = ["ANSWERS", "PROCESSES", "RemoteCampaign"]
 
@@ -65,7 +68,10 @@ class StruckServer(Protocol):
 
 @attrs.define(eq=False)
 class FaultyProxy:
-    """Passes requests on to a server; ``fault`` names what is done to the next chunk, once."""
+    """Passes requests on to a server; ``fault`` names what is done to the next chunk, once.
+
+    When the server's process ends, the proxy ends its clients' connections, as the process would.
+    """
 
     server: StruckServer
     tls: ssl.SSLContext
@@ -76,6 +82,7 @@ class FaultyProxy:
     struck: asyncio.Event = attrs.Factory(asyncio.Event)
     _runner: web.AppRunner | None = None
     _client: aiohttp.ClientSession | None = None
+    _watching: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -93,9 +100,33 @@ class FaultyProxy:
             self._runner, "127.0.0.1", self.port, ssl_context=tls or self.tls, reuse_address=True
         )
         await site.start()
+        self._watching = asyncio.create_task(self._watch(self._runner))
+
+    async def _watch(self, runner: web.AppRunner) -> None:
+        """Hold a connection to the server, and end those of clients when it is made and when it ends."""
+        address = urlsplit(self.server.url)
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection(address.hostname, address.port)
+                self._end_connections(runner)
+                with suppress(OSError):
+                    await reader.read(1)
+                writer.close()
+            except OSError:
+                await asyncio.sleep(0.02)
+            self._end_connections(runner)
+
+    @staticmethod
+    def _end_connections(runner: web.AppRunner) -> None:
+        assert runner.server is not None
+        for each in list(runner.server.connections):
+            if each.transport is not None:
+                each.transport.abort()
 
     async def stop(self) -> None:
         """Close all connections, and listen no more."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -196,27 +227,6 @@ PROCESSES = (
 """What befalls a server, or its connections."""
 
 
-def certify(folder: Path) -> tuple[Path, ssl.SSLContext, ssl.SSLContext]:
-    """Return an authority's certificate, a context that it has signed, and one of another authority."""
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-    contexts = []
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-    for name in ("mine", "another"):
-        authority = ("-keyout", f"{name}-ca.key", "-out", f"{name}-ca.pem", "-days", "2")
-        openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", *authority)
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout", f"{name}.key",
-                "-out", f"{name}.csr")  # fmt: skip
-        signing = ("-CA", f"{name}-ca.pem", "-CAkey", f"{name}-ca.key", "-CAcreateserial", "-days", "2")
-        openssl("x509", "-req", "-in", f"{name}.csr", *signing, "-extfile", "names", "-out", f"{name}.pem")
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
-        contexts.append(context)
-    return folder / "mine-ca.pem", contexts[0], contexts[1]
-
-
 class RemoteCampaign:
     """Faults one after the other, in a random order, while rollouts run."""
 
@@ -232,6 +242,7 @@ class RemoteCampaign:
         self.complaints: list[str] = []
         self.rollouts = self.responses = self.lost = self.doubled = self.wrong = self.instances_lost = 0
         self.took_s = 0.0
+        self._latest = ""
         self.engine = engine
         self._folder, self._faults = folder, faults
         self._servers = {"stand-in": 3, "vllm": 2}[engine]
@@ -351,10 +362,22 @@ class RemoteCampaign:
                     self.complaints.append(f"{completion.request_id}: {completion.error}")
                 elif list(completion.token_ids) != self._wanted[completion.request_id]:
                     self.wrong += 1
+                    self.complaints.append(self._difference(completion))
+
+    def _difference(self, completion: Completion) -> str:
+        """Return which server wrote the first token that is not that of a run without faults."""
+        wanted = self._wanted[completion.request_id]
+        pairs = enumerate(zip(completion.token_ids, wanted, strict=False))
+        place = next((place for place, (a, b) in pairs if a != b), len(wanted))
+        ends = accumulate(chunk.tokens for chunk in completion.chunks)
+        chunk = next((chunk for chunk, end in zip(completion.chunks, ends, strict=True) if place < end), None)
+        server = "no server" if chunk is None else chunk.instance
+        return f"{completion.request_id} differs from token {place} on, by {server}, after {self._latest!r}"
 
     async def _strike(self, name: str) -> None:
         number = self._random.randrange(self._servers)
         process, proxy = self.processes[number], self.proxies[number]
+        self._latest = f"{name} of {number}"
         if name in ANSWERS:
             proxy.struck.clear()
             proxy.fault = name

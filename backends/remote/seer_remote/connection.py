@@ -27,6 +27,8 @@ JSON = "application/json"
 
 UNAUTHORIZED = 401
 
+CA_FILE = "ca_file of [engine.remote]"
+
 MOST_BYTES = 1 << 30
 """Of an answer: more is none to a chunk."""
 
@@ -105,17 +107,17 @@ class Connection:
     ca_file: str = ""
     connect_timeout_s: float = 10.0
     _session: aiohttp.ClientSession | None = None
+    _trusted: ssl.SSLContext | None = None
 
     def open(self) -> None:
         """Make room for connections; a loop must run."""
         if self._session is not None:
             return
-        trusted: ssl.SSLContext | bool = True
-        if self.ca_file:
-            trusted = ssl.create_default_context(cafile=self.ca_file)
+        if self._trusted is None and self.url.startswith("https:"):
+            self._trusted = ssl.create_default_context(cafile=self.ca_file or None)
         self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {self.token}"} if self.token else {},
-            connector=PatientConnector(trusted),
+            connector=PatientConnector(self._trusted or True),
         )
 
     async def close(self) -> None:
@@ -136,7 +138,8 @@ class Connection:
             return None
         try:
             async with asyncio.timeout(self.connect_timeout_s):
-                streams = await asyncio.open_connection(parts.hostname, parts.port or PORTS[parts.scheme])
+                port = parts.port or PORTS[parts.scheme]
+                streams = await asyncio.open_connection(parts.hostname, port, ssl=self._trusted)
         except (OSError, TimeoutError) as error:
             raise Unreachable(_described(error)) from error
         return HeldConnection(*streams)
@@ -224,4 +227,9 @@ class Connection:
 
 def _described(error: BaseException) -> str:
     """Return an error in words; several of aiohttp's have none."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        reason = error.certificate_error
+        return f"its certificate is not trusted here ({reason}): name its authority's in {CA_FILE}"
+    if isinstance(error, aiohttp.ClientConnectorSSLError):
+        return f"it does not speak TLS, or not as here ({error.os_error}): where it does not, write http://"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -525,14 +525,15 @@ class RemoteInstance:
             self._doubted = asyncio.create_task(self._look_again(reason))
 
     async def _look_again(self, reason: str) -> None:
+        """Lose the server unless it is that of before, and lasts while it is looked at."""
         before = self._fingerprint
         try:
+            await self._hold()
             for tried in range(1, TRIES + 1):
                 try:
-                    await self._hold()
                     fingerprint, flaw = await self._look(self._version)
                 except (Unreachable, RefusedCall) as error:
-                    if tried == TRIES or not await self.dialect.healthy():
+                    if self._is_over or tried == TRIES or not await self.dialect.healthy():
                         self._lost(reason)
                         return
                     reason = str(error)
@@ -541,11 +542,9 @@ class RemoteInstance:
                     if fingerprint != before:
                         self._lost(f"its weights have changed: {flaw or fingerprint}")
                     elif self._is_over:  # and so it may have been another that answered
-                        if tried < TRIES:
-                            continue
-                        self._lost("each connection to it ends as soon as it is made")
+                        self._lost("the next connection to it has ended too")
                     return
-        except (Malformed, EngineError) as error:
+        except (Unreachable, Malformed, EngineError) as error:
             self._lost(str(error))
         finally:
             self._doubted = None

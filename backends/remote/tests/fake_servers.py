@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Any
@@ -38,6 +39,7 @@ class FakeVllm:
         self.developer = True
         self.paused = False
         self.token = ""
+        self.tls: ssl.SSLContext | None = None
         self.keyed_package = False
         self.processed = False
         """Whether its log-probs are those after temperature and cuts."""
@@ -89,9 +91,9 @@ class FakeVllm:
         )
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port, backlog=self.backlog, reuse_address=True)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._port}"
+        ways = {"ssl_context": self.tls, "backlog": self.backlog, "reuse_address": True}
+        await web.TCPSite(self._runner, "127.0.0.1", self._port, **ways).start()
+        self.url = f"https://localhost:{self._port}" if self.tls else f"http://127.0.0.1:{self._port}"
 
     async def stop(self) -> None:
         """End, with all connections; ``start`` serves at the same port again."""

@@ -571,7 +571,9 @@ def test_an_idle_server_that_starts_anew_with_other_weights_between_two_looks_wr
     assert result.summary.instances_lost == 1
 
 
-def test_a_connection_that_cannot_be_held_at_first_is_held_at_the_next_look(fake, fleet_of, monkeypatch):
+def test_a_server_that_takes_no_connection_is_lost_and_held_again_when_it_is_back(
+    fake, fleet_of, monkeypatch
+):
     one, two = fake(), fake()
     whole = responses(asyncio.run(roll_out(fleet_of(one, two))))
     hold = Connection.hold
@@ -591,6 +593,7 @@ def test_a_connection_that_cannot_be_held_at_first_is_held_at_the_next_look(fake
             two.kill()
             two.revive()
             await aeventually(lambda: refused.is_set() and engine._doubted is None)
+            await aeventually(lambda: "remote-1" in runtime.alive)
             two.kill()
             two.weights = 5
             two.revive()
