@@ -46,6 +46,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--faults", action="append", default=[], metavar="SERVERS=N", help=f"(default {known})"
     )
+    parser.add_argument("--kinds", nargs="+", default=[], metavar="FAULT", help="only these (default all)")
     parser.add_argument("--minutes", type=float, default=30.0, help="of faults at most, each (default 30)")
     parser.add_argument("--seed", type=int, default=1, help="of the faults (default 1)")
     parser.add_argument("--groups", type=int, default=6, help="real: of eight responses (default 6)")
@@ -68,7 +69,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     if "faults" in options.part:
         wanted = {name: int(count) for name, _, count in (each.partition("=") for each in options.faults)}
         for engine, count in (wanted or FAULTS).items():
-            rows.append({"part": "faults", **_faults(engine, count, options.minutes, options.seed)})
+            rows.append({"part": "faults", **_faults(engine, count, options)})
     if "scale" in options.part:
         from bench.remote_scale import measure_scale
 
@@ -109,11 +110,12 @@ def _paced(options: argparse.Namespace, instances: int, seed: int) -> list[Row]:
     return rows
 
 
-def _faults(engine: Any, faults: int, minutes: float, seed: int) -> Row:
-    from tests.soak.remote_campaign import RemoteCampaign
+def _faults(engine: Any, faults: int, options: argparse.Namespace) -> Row:
+    from tests.soak.remote_campaign import ANSWERS, PROCESSES, RemoteCampaign
 
+    kinds = options.kinds or (*ANSWERS, *PROCESSES)
     with tempfile.TemporaryDirectory() as folder:
-        campaign = RemoteCampaign(Path(folder), faults, seed, minutes, engine)
+        campaign = RemoteCampaign(Path(folder), faults, options.seed, options.minutes, engine, kinds)
         asyncio.run(campaign.run())
     return campaign.row()
 

@@ -14,8 +14,9 @@ import signal
 import ssl
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from itertools import accumulate
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
@@ -237,6 +238,7 @@ class RemoteCampaign:
         seed: int = 1,
         minutes: float = 30,
         engine: Literal["stand-in", "vllm"] = "stand-in",
+        kinds: Sequence[str] = (*ANSWERS, *PROCESSES),
     ) -> None:
         self.done: Counter[str] = Counter()
         self.complaints: list[str] = []
@@ -244,7 +246,7 @@ class RemoteCampaign:
         self.took_s = 0.0
         self._latest = ""
         self.engine = engine
-        self._folder, self._faults = folder, faults
+        self._folder, self._faults, self._kinds = folder, faults, kinds
         self._servers = {"stand-in": 3, "vllm": 2}[engine]
         self._until_s = time.monotonic() + 60 * minutes
         self._random = random.Random(seed)
@@ -332,8 +334,7 @@ class RemoteCampaign:
         async with Runtime(Assembly(fleet, Strategies(policies)), table) as runtime:
             self._runtime = runtime
             self._wanted = _responses(await runtime.rollout(runtime.groups(self._prompts)).wait())
-            plan = [*ANSWERS, *PROCESSES] * (self._faults // len([*ANSWERS, *PROCESSES]) + 1)
-            plan = plan[: self._faults]
+            plan = [name for _, name in zip(range(self._faults), cycle(self._kinds), strict=False)]
             self._random.shuffle(plan)
             self._over = False
             rolling = asyncio.create_task(self._roll())

@@ -99,7 +99,13 @@ class FakeVllm:
         """End, with all connections; ``start`` serves at the same port again."""
         runner, self._runner = self._runner, None
         if runner is not None:
+            server = runner.server
+            assert server is not None
             await runner.cleanup()
+            await asyncio.sleep(0)
+            for late in server.connections:  # which it took while it closed the others
+                if late.transport is not None:
+                    late.transport.abort()
 
     def release(self) -> None:
         """Give its port back."""

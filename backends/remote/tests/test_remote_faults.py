@@ -139,7 +139,7 @@ def test_a_prompt_s_own_sampling_is_tested_before_its_first_chunk(fake, fleet_of
         ("vocab", 80, "has the vocabulary 80, and the one at"),
         ("text_tokens", [3, 2, 1], "have different tokenizers"),
         ("weights", 5, "serve other weights or other models"),
-        ("label", "17", "serves weights '17', and"),
+        ("label", "17", "'17'"),
     ],
 )
 def test_a_sibling_that_serves_something_else_is_refused_by_name(fake, fleet_of, attribute, value, reason):

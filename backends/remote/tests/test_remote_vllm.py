@@ -6,6 +6,7 @@ import json
 import os
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -43,6 +44,7 @@ PROMPTS = [
     | more
     for i, more in enumerate(CONTROLS)
 ]
+INTERPRETER = Path(__file__).parents[2] / "vllm/tests/interpreter"
 PLAIN = [{name: each[name] for name in ("group_id", "prompt", "n")} for each in PROMPTS]
 
 
@@ -113,6 +115,34 @@ class TestVllmServers(EngineContract):
     @pytest.fixture(autouse=True)
     def _servers(self, pair, fleet_of, models):
         self.make = lambda: fleet_of(*pair, poll_s=0.5)
+        self.weights = str(models[1])
+
+
+@pytest.fixture(scope="module")
+def second(serve_vllm, models):
+    """A stock server with vLLM's second runner, whose kernels run in Triton's interpreter."""
+    server = serve_vllm(
+        models[0],
+        *("--enable-scale-out", "--enable-prompt-tokens-details", "--max-num-seqs=16"),
+        folder=INTERPRETER,
+        VLLM_SERVER_DEV_MODE="1",
+        VLLM_USE_V2_MODEL_RUNNER="1",
+    )
+    server.await_ready()
+    return server
+
+
+@pytest.mark.long
+class TestSecondRunnerServer(EngineContract):
+    """One keeps the contract of engines without anything of ours, as two instances under two names."""
+
+    shared = True
+    patience_s = 600.0
+
+    @pytest.fixture(autouse=True)
+    def _servers(self, second, fleet_of, models):
+        ways = [second, SimpleNamespace(url=second.url.replace("127.0.0.1", "localhost"))]
+        self.make = lambda: fleet_of(*ways, poll_s=0.5)
         self.weights = str(models[1])
 
 
@@ -341,7 +371,7 @@ def test_a_server_with_the_second_runner_shares_with_one_with_the_first(
         "--max-num-seqs=8",
         "--no-async-scheduling",
         drafted={"method": "ngram_gpu", "num_speculative_tokens": 8},
-        folder=Path(__file__).parents[2] / "vllm/tests/interpreter",
+        folder=INTERPRETER,
         SEER_GROUPED_DRAFTS="1",
         VLLM_USE_V2_MODEL_RUNNER="1",
     )
