@@ -4,6 +4,8 @@ Paced: vLLM's scheduler on emulated instances, as Seer's own workers and behind 
 `seer-remote`, on a virtual clock and without sockets; a request takes 5 ms on its way. Recorded lengths of
 DeepCoder 14B, 40 times shorter, under Seer's policy without drafts; a seed chooses the iteration. The servers
 alone have veRL's policy. Seer's package ends chunks where KV runs short; without it vLLM preempts them.
+verl: the same servers, to which verl sends each response whole, to the one with the fewest; beside it Seer,
+and the shadow's prediction from what verl's client sees.
 Real: two stock servers of the bundled model on CPUs, keyed, beside a client that sends whole responses to
 each in turn; the same prompts and seeds, in turns.
 Faults: three server processes without a model, or two of vLLM with the bundled model, each behind a proxy
@@ -24,6 +26,8 @@ from statistics import median
 from typing import Any
 
 from bench.harness import DATA, Row, cell, markdown
+from bench.remote_verl import LOADS as VERL_LOADS
+from bench.remote_verl import measure_verl, sentence, verl_table
 
 DEPENDS_ON = ("seer_core", "plugins", "backends/remote", "backends/paced", "tests/soak/remote_campaign.py")
 ROUNDS = 1
@@ -36,11 +40,13 @@ FAULTS = {"stand-in": 200, "vllm": 40}
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add the case's own options."""
-    parts = ["paced", "real", "faults", "scale"]
+    parts = ["paced", "verl", "real", "faults", "scale"]
     parser.add_argument("--part", nargs="+", choices=parts, default=parts, help="(default all)")
     parser.add_argument("--shorter", type=int, default=SHORTER, help=f"of the lengths (default {SHORTER})")
     parser.add_argument("--instances", type=int, nargs="+", default=[2, 4], help="paced (default 2 4)")
     parser.add_argument("--arms", type=int, nargs="+", default=[], help="paced, by number (default all)")
+    loads = list(VERL_LOADS)
+    parser.add_argument("--loads", nargs="+", choices=loads, default=loads, help="verl (default all)")
     parser.add_argument("--data", type=Path, default=DATA.parent, help="folder of the recorded lengths")
     known = ", ".join(f"{name}={count}" for name, count in FAULTS.items())
     parser.add_argument(
@@ -62,6 +68,8 @@ def run(options: argparse.Namespace) -> list[Row]:
         for instances in options.instances:
             for seed in range(options.rounds):
                 rows += _paced(options, instances, seed)
+    if "verl" in options.part:
+        rows += measure_verl(options)
     if "real" in options.part:
         from bench.remote_real import measure_real
 
@@ -124,7 +132,9 @@ def table(rows: Sequence[Row]) -> str:
     """Return tables of the paced arms and of real servers, and a sentence for each other part."""
     paced = [row for row in rows if row["part"] == "paced"]
     real = [row for row in rows if row["part"] == "real"]
+    verl = [row for row in rows if row["part"] == "verl"]
     parts = [_paced_table(paced)] if paced else []
+    parts += [verl_table(verl)] if verl else []
     parts += [_real_table(real)] if real else []
     parts += [_sentence(row) for row in rows if row["part"] in ("faults", "scale")]
     return "\n\n".join(parts)
@@ -215,6 +225,8 @@ def answer(rows: Sequence[Row]) -> str:
             f" KV ({shared:.1%} less time than the servers alone, of {own:.1%}), and {apart / own:.0%} where"
             " they do not."
         )
+    if verl := [row for row in rows if row["part"] == "verl"]:
+        sentences.append(sentence(verl))
     real = {(row["kv"], row["arm"]): row for row in rows if row["part"] == "real"}
     for kv in dict.fromkeys(kv for kv, _ in real):
         alone, mine = (real[kv, arm] for arm in ("each in turn", "Seer"))

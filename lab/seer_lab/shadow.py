@@ -6,24 +6,23 @@ are replayed under these costs as they were, which shows the error, and simulate
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-from scipy.optimize import nnls
+from msgspec import structs
 from seer_host.json_files import JsonFormat
 from seer_host.watched import WatchedRequest
 
 from seer_core.errors import InputError
 from seer_lab.lengths import GroupLengths
 from seer_lab.policies import PolicySet
+from seer_lab.shadow_replay import ServerLimits, StepCosts, fit_costs, replayed_s
 from seer_lab.simulate import simulate
 from seer_lab.workloads import Workload
 
-__all__ = ["ShadowStep", "StepCosts", "fit_costs", "read_watched", "replayed_s", "shadow"]
+__all__ = ["ShadowStep", "read_watched", "shadow"]
 
 POLICY = PolicySet("seer", ("divided_rollout", "context_sched"), shares_kv=False)
 PEAK = 1e12
@@ -31,15 +30,6 @@ PEAK = 1e12
 BLOCK = 16
 ENOUGH = 1 << 40
 """Tokens of KV where they are not given."""
-
-
-class StepCosts(msgspec.Struct, frozen=True):
-    """The time of a server's step, and of a prompt's token before it."""
-
-    step_s: float
-    request_s: float
-    """More for each request of the step."""
-    prompt_s: float
 
 
 class ShadowStep(msgspec.Struct, frozen=True):
@@ -88,70 +78,6 @@ def read_watched(path: Path) -> list[list[WatchedRequest]]:
     return [steps[number] for number in sorted(steps)]
 
 
-def fit_costs(requests: Sequence[WatchedRequest]) -> StepCosts:
-    """Return the costs under which requests take as long as they did, by least squares."""
-    beside = _beside(requests)
-    tokens = np.array([each.tokens for each in requests], float)
-    rows = np.column_stack([tokens, tokens * beside, [each.prompt_tokens for each in requests]])
-    took = np.array([each.ended_s - each.began_s for each in requests])
-    scale = np.maximum(rows.max(axis=0), 1e-12)
-    found, _ = nnls(rows / scale / took[:, None], np.ones(len(requests)))
-    step_s, request_s, prompt_s = (float(each) for each in found / scale)
-    return StepCosts(step_s, request_s, prompt_s)
-
-
-def _beside(requests: Sequence[WatchedRequest]) -> np.ndarray:
-    """Return how many requests ran on a request's server, itself among them, in the mean of its time."""
-    found = np.ones(len(requests))
-    for server in {each.server for each in requests}:
-        mine = [number for number, each in enumerate(requests) if each.server == server]
-        began = np.sort([requests[number].began_s for number in mine])
-        ended = np.sort([requests[number].ended_s for number in mine])
-        times = np.unique(np.concatenate([began, ended]))
-        running = np.searchsorted(began, times, "right") - np.searchsorted(ended, times, "right")
-        areas = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(times))])
-        for number in mine:
-            one = requests[number]
-            first, last = np.searchsorted(times, [one.began_s, one.ended_s])
-            found[number] = (areas[last] - areas[first]) / (one.ended_s - one.began_s)
-    return found
-
-
-def replayed_s(requests: Sequence[WatchedRequest], costs: StepCosts, max_running: int) -> float:
-    """Return how long requests take on their servers as they came, under these costs."""
-    start_s = min(each.began_s for each in requests)
-    servers: dict[str, list[WatchedRequest]] = {}
-    for each in sorted(requests, key=lambda one: one.began_s):
-        servers.setdefault(each.server, []).append(each)
-    return max(_end_s(mine, costs, max_running) for mine in servers.values()) - start_s
-
-
-def _end_s(requests: Sequence[WatchedRequest], costs: StepCosts, max_running: int) -> float:
-    """Return when a server has written all: its requests share its steps."""
-    now_s, written, place = requests[0].began_s, 0.0, 0
-    ends: list[float] = []
-    """Of running requests: the tokens that each has written by then, counted for the server as a whole."""
-    while ends or place < len(requests):
-        while place < len(requests) and len(ends) < max_running and requests[place].began_s <= now_s:
-            now_s += costs.prompt_s * requests[place].prompt_tokens
-            heapq.heappush(ends, written + requests[place].tokens)
-            place += 1
-        if not ends:
-            now_s = requests[place].began_s
-            continue
-        token_s = costs.step_s + costs.request_s * len(ends)
-        left = ends[0] - written
-        if place < len(requests) and len(ends) < max_running and token_s > 0:
-            left = min(left, max(0.0, requests[place].began_s - now_s) / token_s)
-        written += left
-        now_s += left * token_s
-        if place < len(requests) and len(ends) < max_running and written < ends[0]:
-            now_s = max(now_s, requests[place].began_s)
-        while ends and ends[0] <= written + 1e-9:
-            heapq.heappop(ends)
-    return now_s
-
-
 def shadow(
     steps: Iterable[Sequence[WatchedRequest]],
     *,
@@ -166,12 +92,13 @@ def shadow(
     """
     found: list[ShadowStep] = []
     before: list[WatchedRequest] = []
+    limits = ServerLimits(max_running, kv_tokens)
     for requests in steps:
-        costs = fit_costs(before or requests)
+        costs = fit_costs(before or requests, limits)
         measured = max(each.ended_s for each in requests) - min(each.began_s for each in requests)
-        again = replayed_s(requests, costs, max_running)
+        again = replayed_s(requests, costs, limits)
         count = servers or len({each.server for each in requests})
-        seer = _simulated_s(requests, costs, count, max_running, kv_tokens)
+        seer = _simulated_s(requests, costs, count, limits)
         found.append(
             ShadowStep(
                 requests[0].step,
@@ -182,12 +109,12 @@ def shadow(
                 own_costs=not before,
             )
         )
-        before = [*before, *requests]
+        before += [structs.replace(each, server=f"{each.step} {each.server}") for each in requests]
     return found
 
 
 def _simulated_s(
-    requests: Sequence[WatchedRequest], costs: StepCosts, servers: int, max_running: int, kv_tokens: int
+    requests: Sequence[WatchedRequest], costs: StepCosts, servers: int, limits: ServerLimits
 ) -> float:
     """Return how long Seer's policy takes for requests that are all there at the beginning."""
     groups: dict[str, list[WatchedRequest]] = {}
@@ -198,27 +125,28 @@ def _simulated_s(
         GroupLengths(name, max(1, mine[0].prompt_tokens), tuple(each.tokens for each in mine), longest)
         for name, mine in groups.items()
     ]
-    room = (kv_tokens or ENOUGH) // BLOCK * BLOCK
+    room = (limits.kv_tokens or ENOUGH) // BLOCK * BLOCK
     most = max(each.prompt_tokens for each in requests) + longest + 1
     engine: Mapping[str, Any] = {
         "instances": servers,
         "kv_capacity_tokens": room,
         "block_tokens": BLOCK,
-        "max_running": max_running,
+        "max_running": limits.max_running,
         "max_model_tokens": most,
         "cost": {
             "overhead_s": costs.step_s,
             "weight_bytes": 1.0,
             "expert_bytes": 0.0,
             "expert_share": 1.0,
-            "kv_bytes_per_token": 1e-9,
-            "flops_per_token": max(1e-9, costs.prompt_s * PEAK),
+            "kv_bytes_per_token": max(1e-9, costs.context_s * PEAK),
+            "flops_per_token": 1e-9,
             "attention_flops": 0.0,
             "prefill_attention_flops": 0.0,
             "bytes_per_s": PEAK,
             "flops_per_s": PEAK,
             "bandwidth_efficiency": 1.0,
             "compute_efficiency": 1.0,
+            "position_s": costs.prompt_s,
             "request_s": max(0.0, costs.request_s - costs.prompt_s),
         },
     }

@@ -4,9 +4,11 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 from seer_host.watched import WatchedRequest
-from seer_lab.shadow import StepCosts, fit_costs, read_watched, replayed_s, shadow
+from seer_lab.shadow import read_watched, shadow
 from seer_lab.shadow_cli import shadow_command
+from seer_lab.shadow_replay import ServerLimits, StepCosts, fit_costs, replayed, replayed_s
 
 COSTS = StepCosts(step_s=0.02, request_s=0.001, prompt_s=0.0)
 
@@ -31,7 +33,7 @@ LENGTHS = [40, 44, 41, 43, 300, 310, 305, 320, 60, 62, 64, 61, 500, 33, 520, 34]
 
 
 def test_costs_are_those_under_which_requests_took_as_long_as_they_did():
-    found = fit_costs(placed(0, LENGTHS, 2))
+    found = fit_costs(placed(0, LENGTHS, 2), ServerLimits())
     assert found.step_s == pytest.approx(COSTS.step_s, rel=0.05)
     assert found.request_s == pytest.approx(COSTS.request_s, rel=0.2)
 
@@ -39,8 +41,39 @@ def test_costs_are_those_under_which_requests_took_as_long_as_they_did():
 def test_a_replay_takes_as_long_as_the_step_did():
     requests = placed(0, LENGTHS, 2)
     measured = max(each.ended_s for each in requests)
-    assert replayed_s(requests, COSTS, 256) == pytest.approx(measured, rel=1e-6)
-    assert replayed_s(requests, COSTS, 2) > measured
+    assert replayed_s(requests, COSTS, ServerLimits()) == pytest.approx(measured, rel=1e-6)
+    assert replayed_s(requests, COSTS, ServerLimits(2)) > measured
+
+
+def test_where_kv_runs_short_requests_wait_or_are_preempted_and_their_contexts_are_computed_again():
+    requests = [WatchedRequest(0, "g", "s", 16, 64, 0.0, 1.0) for _ in range(4)]
+    costs = StepCosts(step_s=1.0)
+    assert replayed_s(requests, costs, ServerLimits()) == 64
+    two_at_a_time = ServerLimits(kv_tokens=2 * (16 + 64 + 8))
+    assert replayed_s(requests, costs, two_at_a_time) > 64
+    again = StepCosts(step_s=0.0, prompt_s=1.0)
+    assert replayed_s(requests, again, ServerLimits()) == 4 * 16
+    assert replayed_s(requests, again, two_at_a_time) > 4 * 16
+
+
+def test_costs_are_found_where_requests_have_waited_for_kv():
+    costs, limits = StepCosts(step_s=0.02, request_s=0.001), ServerLimits(kv_tokens=400)
+    lengths = [each // 2 for each in LENGTHS]
+    requests = ended_by(costs, limits, [(server, 10, tokens) for tokens in lengths for server in "ab"])
+    found = fit_costs(requests, limits)
+    assert found.step_s == pytest.approx(costs.step_s, rel=0.15)
+    last_s = max(each.ended_s for each in requests)
+    assert replayed_s(requests, found, limits) == pytest.approx(last_s, rel=0.05)
+
+
+def ended_by(costs, limits, placed):
+    """Return requests of servers that came at once, with the ends that a replay gives them."""
+    coming = [WatchedRequest(0, "g", *each, 0.0, 1.0) for each in placed]
+    return [
+        structs.replace(coming[number], ended_s=end_s)
+        for server in replayed(coming, costs, limits)
+        for number, (_, end_s) in server.ends.items()
+    ]
 
 
 def test_later_steps_are_predicted_by_the_costs_of_earlier_ones():

@@ -10,7 +10,8 @@ import threading
 from pathlib import Path
 
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # Ray asks for it, on machines without a GPU
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+if not os.environ.get("SEER_VERL_ON_GPU"):  # of gpu-check
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import pytest
 from hydra import compose, initialize_config_module

@@ -1,6 +1,8 @@
 """verl's manager, workers, client and balancer over stand-ins of its servers, in one process without Ray."""
 
 import asyncio
+import json
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,8 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 from verl_standin import Here, StandInServer
+
+from conftest import SEER, START_S
 
 CONFIG = """
 [engine.remote]
@@ -72,12 +76,13 @@ def start(monkeypatch, configure, tmp_path):
     path = tmp_path / "seer.toml"
     path.write_text(CONFIG, "utf-8")
 
-    def make(token_s=0.0):
+    def make(*settings, token_s=0.0):
         config = configure(
             None,
             f"{ROLLOUT}.name=vllm",
             f"{ROLLOUT}.engine_kwargs.seer.config={path}",
             f"{ROLLOUT}.engine_kwargs.seer.look_s=0.05",
+            *(f"{ROLLOUT}.engine_kwargs.seer.{each}" for each in settings),
             workers=2,
         )
         servers = [StandInServer(str(number), token_s, make=TokenOutput) for number in range(2)]
@@ -88,14 +93,14 @@ def start(monkeypatch, configure, tmp_path):
             SimpleNamespace(generate_sequences=SimpleNamespace(remote=each.generate_sequences))
             for each in workers
         ]
-        assert isinstance(manager.llm_client, KeptClient)
-        return manager, servers, schedulers[-1]
+        return manager, servers, schedulers[-1] if schedulers else None
 
     return make
 
 
 def test_a_batch_is_divided_over_both_servers(start):
     manager, servers, scheduler = start()
+    assert isinstance(manager.llm_client, KeptClient)
     output = manager.generate_sequences(batch(groups=4, step=1))
     assert set(output.non_tensor_batch["seer_fallback"]) == {False}
     assert scheduler.metrics()["seer/requests"] == 12
@@ -120,3 +125,38 @@ def test_where_seer_answers_no_more_verls_own_client_goes_on_behind_the_tokens_s
     stock = [each for server in servers for each in server.requests if "seed" not in each["sampling"]]
     assert {len(each["prompt"]) for each in stock} <= {8, 12}  # four of the prompt, and chunks
     assert all(len(tokens) == 12 or tokens[-1] == 7 for tokens, _ in responses(output))
+
+
+def test_a_canary_compares_responses_and_does_without_the_scheduler_where_they_differ(start):
+    manager, servers, scheduler = start("canary=2", "canary_stop=1")
+    manager.generate_sequences(batch(groups=4, step=1))
+    figures = scheduler.metrics()
+    assert (figures["seer/canary_compared"], figures["seer/canary_different"]) == (2, 0)
+    for server in servers:
+        server.whole_weights = 1  # what is not divided has other tokens from now on
+        server.global_steps = 2
+    manager.generate_sequences(batch(groups=4, step=2))
+    assert scheduler.metrics()["seer/canary_different"] >= 1
+    for server in servers:
+        server.requests.clear()
+    output = manager.generate_sequences(batch(groups=4, step=3))
+    sent = [each for server in servers for each in server.requests if not each["sampling"]["ignore_eos"]]
+    assert {each["sampling"]["max_tokens"] for each in sent} == {12}
+    assert len(output) == 12
+
+
+def test_a_shadow_leaves_verls_client_alone_and_seer_says_what_it_would_have_taken(start, tmp_path):
+    manager, servers, scheduler = start("mode=shadow", f"record={tmp_path / 'watched'}", token_s=0.01)
+    assert scheduler is None
+    for step in (1, 2):
+        manager.generate_sequences(batch(groups=4, step=step))
+    assert not any("seed" in each["sampling"] for server in servers for each in server.requests)
+    found = tmp_path / "found.json"
+    command = [SEER, "shadow", tmp_path / "watched", "--json", found]
+    subprocess.run(command, check=True, capture_output=True, timeout=START_S)
+    steps = json.loads(found.read_text("utf-8"))
+    assert [(each["step"], each["requests"], each["own_costs"]) for each in steps] == [
+        (1, 12, True),
+        (2, 12, False),
+    ]
+    assert all(each["seer_s"] > 0 for each in steps)

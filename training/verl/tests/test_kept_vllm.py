@@ -1,7 +1,8 @@
 """verl's own server and replica around a real vLLM for CPUs, with Seer's scheduler over them, under Ray.
 
-It runs in Seer's environment, which has a vLLM, with verl's packages behind its own: ``make verl-test``.
-Not here, for want of a GPU: the sleep of an engine, and the way of weights from a trainer's worker into it.
+It runs in Seer's environment, which has a vLLM, with verl's packages behind its own: ``make verl-test``.  On
+GPUs the engines sleep between two steps, too: ``scripts/gpu-check --part 12``.  Not here: the way of weights
+from a trainer's worker into an engine.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ pytest.importorskip(
 )
 
 import ray
+import torch
 from batches import batch, responses
 from seer_verl.manager import AgentLoopManager
 from seer_verl.servers import VerlServer
@@ -26,6 +28,7 @@ from conftest import MODEL
 
 pytestmark = pytest.mark.ray
 ROLLOUT = "actor_rollout_ref.rollout"
+ON_GPU = bool(os.environ.get("SEER_VERL_ON_GPU"))
 
 CONFIG = """
 [engine.remote]
@@ -42,7 +45,6 @@ class Trainer:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Return the directories of two tiny models that differ in their weights alone."""
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     found = []
@@ -72,12 +74,14 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster():
-    os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "SEER_KEYED_SAMPLING": "1"}
-    os.environ |= {"VLLM_NO_USAGE_STATS": "1", "TRANSFORMERS_OFFLINE": "1"}
-    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"  # logical ones
+    os.environ |= {"SEER_KEYED_SAMPLING": "1", "VLLM_NO_USAGE_STATS": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if not ON_GPU:
+        os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0"  # a logical one
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers do not find it
-    ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, configure_logging=False)
-    yield
+    gpus = min(2, torch.cuda.device_count()) if ON_GPU else 1  # an engine each
+    ray.init(num_cpus=4, num_gpus=gpus, include_dashboard=False, configure_logging=False)
+    yield gpus
     ray.shutdown()
 
 
@@ -95,16 +99,18 @@ def config_of(configure, models, tmp_path):
             f"{ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes=33554432",
             f"{ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend=uni",
             f"{ROLLOUT}.engine_kwargs.vllm.block_size=32",
+            f"{ROLLOUT}.logprobs_mode=raw_logprobs",  # SEER_KEYED_SAMPLING has no others
             f"{ROLLOUT}.dtype=float32",
             f"{ROLLOUT}.load_format=auto",
             f"{ROLLOUT}.enforce_eager=True",
-            f"{ROLLOUT}.free_cache_engine=False",
-            f"{ROLLOUT}.enable_sleep_mode=False",
+            f"{ROLLOUT}.free_cache_engine={ON_GPU}",
+            f"{ROLLOUT}.enable_sleep_mode={ON_GPU}",
             f"{ROLLOUT}.max_model_len=256",
             f"{ROLLOUT}.max_num_seqs=16",
             f"{ROLLOUT}.max_num_batched_tokens=256",
             f"{ROLLOUT}.response_length=40",
             f"actor_rollout_ref.model.path={models[0]}",
+            workers=1,
         )
 
     return make
@@ -112,10 +118,9 @@ def config_of(configure, models, tmp_path):
 
 def test_rollouts_over_verls_own_servers_divided_and_whole_and_by_new_weights(cluster, config_of, models):
     config = config_of(8)
-    workers = [ray.remote(num_gpus=1, num_cpus=0)(Trainer).remote() for _ in range(2)]
-    servers = LLMServerManager.create(
-        config=config, worker_group=SimpleNamespace(world_size=2, workers=workers)
-    )
+    workers = [ray.remote(num_gpus=1, num_cpus=0)(Trainer).remote() for _ in range(cluster)]
+    group = SimpleNamespace(world_size=cluster, workers=workers)
+    servers = LLMServerManager.create(config=config, worker_group=group)
     divided, whole = (
         AgentLoopManager.create(config=each, llm_client=servers.get_client())
         for each in (config, config_of(512))
@@ -127,6 +132,8 @@ def test_rollouts_over_verls_own_servers_divided_and_whole_and_by_new_weights(cl
     assert figures["seer/chunks"] > figures["seer/requests"] == 9
     # New weights, as a trainer's worker leaves them: the servers say their step, and Seer looks at them.
     for handle in servers.server_handles:
+        ray.get(handle.sleep.remote())  # without a GPU verl's servers do nothing there
+        ray.get(handle.wake_up.remote())
         ray.get(handle.collective_rpc.remote("reload_weights", kwargs={"weights_path": str(models[1])}))
         ray.get(handle.clear_kv_cache.remote())
         ray.get(handle.set_global_steps.remote(1))

@@ -51,6 +51,8 @@ class StandInServer:
             abort=self._abort,
         )
         self.slept = 0
+        self.whole_weights = None
+        """The weights that write what is not divided, where they are others."""
         self.fails = False
 
     async def _abort(self, request_ids):
@@ -66,6 +68,9 @@ class StandInServer:
         most = min(sampling_params.get("max_tokens", 12), self.config.max_model_len - len(prompt_ids))
         seed, heat = sampling_params.get("seed"), sampling_params.get("temperature", 1.0)
         tokens, reason = [], "completed"
+        weights = self.weights
+        if self.whole_weights is not None and most == 12:
+            weights = self.whole_weights
         self.running[request_id] = None
         drawn = random.Random()
         try:
@@ -83,7 +88,7 @@ class StandInServer:
                 last = tokens[-1] if tokens else prompt_ids[-1]
                 if heat == 0:
                     key, place = 0, len(prompt_ids) + len(tokens)
-                digest = hashlib.sha256(f"{key} {place} {last} {self.weights}".encode()).digest()
+                digest = hashlib.sha256(f"{key} {place} {last} {weights}".encode()).digest()
                 token = int.from_bytes(digest[:4]) % VOCAB
                 if token == END and (sampling_params.get("ignore_eos") or not self._ends):
                     token = END + 1

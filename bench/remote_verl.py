@@ -1,0 +1,153 @@
+"""verl's own routing beside Seer's over the same emulated servers, and what a shadow says beforehand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from msgspec import structs
+from seer_host.watched import WatchedRequest
+from seer_lab import simulate as laboratory
+from seer_lab.emulated import CompletionLog, dearer
+from seer_lab.policies import POLICIES
+from seer_lab.shadow import shadow
+from seer_lab.workloads import CLUSTERS, Workload, crowded
+
+from bench.harness import Row, cell, markdown
+from bench.paced import PAPER, PRESSURE, UNPUBLISHED, recorded, recorded_text
+from bench.remote_paced import RemoteArm, behind_http
+
+__all__ = ["ARMS", "LOADS", "measure_verl", "sentence", "verl_table"]
+
+OWN, SEER = "verl's own routing", "under Seer"
+ARMS = {OWN: RemoteArm("sticky"), SEER: RemoteArm("context")}
+"""verl sends each response whole to the server with the fewest; Seer's are stock servers that share no KV."""
+
+LOADS: Mapping[str, Callable[[Path], Workload]] = {
+    "deepcoder-14b": lambda data: recorded(data, "deepcoder-14b", 2, 40),
+    "recorded-text": lambda data: _of_texts(data, 40),
+    "dapo-32b": lambda data: recorded(data, "dapo-32b", 2, 4),
+}
+"""Responses of about 150 tokens in the mean: shorter ones would measure what a request costs, and no more."""
+FIGURES = ("total_time_s", "tail_time_s", "prefilled_tokens", "recomputed_tokens", "chunks")
+
+
+def _of_texts(data: Path, shorter: int) -> Workload:
+    """Return the lengths of recorded texts in three steps of eight groups."""
+    whole = recorded_text(data / UNPUBLISHED, "", shorter, shorter)
+    [groups] = cast("Any", whole.lengths)
+    steps = [groups[place : place + 8] for place in (0, 8, 16)]
+    load = crowded(f"recorded text / {shorter}", steps, CLUSTERS[PAPER], 2, PRESSURE)
+    return structs.replace(load, tables=dearer(load.tables, shorter))
+
+
+def measure_verl(options: argparse.Namespace) -> list[Row]:
+    """Roll each workload's steps out under both, in turns; then have a shadow say what Seer would take.
+
+    A step's costs are fitted to the steps before, so that the first one's are its own.
+    """
+    rows: list[Row] = []
+    for name in options.loads:
+        load = LOADS[name](options.data)
+        found: list[dict[str, Any]] = []
+        steps: list[list[WatchedRequest]] = []
+        for step in range(options.rounds):
+            log = CompletionLog()
+            arms = {
+                arm: _rolled_out(load, how, step, log if arm == OWN else None) for arm, how in ARMS.items()
+            }
+            found.append(arms)
+            steps.append(_watched(log, step))
+            print(name, step, *(f"{its['total_time_s']:.2f} s" for its in arms.values()), file=sys.stderr)
+        engine = load.tables["engine"]["sim"]
+        said = shadow(steps, max_running=engine["max_running"], kv_tokens=engine["kv_capacity_tokens"])
+        for arms, its in zip(found, said, strict=True):
+            predicted = {"seer_s": its.seer_s, "replayed_s": its.replayed_s, "own_costs": its.own_costs}
+            rows.append(
+                {"part": "verl", "workload": load.name, "step": its.step, **arms, "shadow": predicted}
+            )
+    return rows
+
+
+def _rolled_out(
+    load: Workload, arm: RemoteArm, seed: int, observers: Sequence[CompletionLog]
+) -> dict[str, Any]:
+    make = laboratory._fleet
+    laboratory._fleet = lambda *given: behind_http(make(*given), arm)
+    try:
+        run = laboratory.simulate(
+            load, POLICIES[arm.policy], seed, ("seer.kv_pool=none",), observers, "paced"
+        )
+    finally:
+        laboratory._fleet = make
+    return {name: getattr(run.summary, name) for name in FIGURES}
+
+
+def _watched(log: CompletionLog, step: int) -> list[WatchedRequest]:
+    """Return what verl's client sees: all requests are sent at the beginning."""
+    return [
+        WatchedRequest(
+            step,
+            each.group_id,
+            each.instances[0],
+            each.chunks[0].cached_tokens + each.chunks[0].prefilled_tokens,
+            len(each.token_ids),
+            0.0,
+            each.finished_s,
+        )
+        for each in log.completions
+    ]
+
+
+def _by_workload(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["workload"], []).append(row)
+    return found
+
+
+def _off(row: Row) -> float:
+    """Return how far the shadow is off: predicted over measured, less 1."""
+    return float(row["shadow"]["seer_s"] / row[SEER]["total_time_s"] - 1)
+
+
+def _saved(row: Row) -> float:
+    return float(1 - row[SEER]["total_time_s"] / row[OWN]["total_time_s"])
+
+
+def verl_table(rows: Sequence[Row]) -> str:
+    """Return a table of both ways, and of what the shadow says."""
+    columns = ["workload", "", "total, s", "tail, s", "prefilled tokens", "requests", "less time"]
+    columns += ["the shadow says, s", "off by"]
+    lines = []
+    for workload, mine in _by_workload(rows).items():
+        for arm in ARMS:
+            its = [row[arm] for row in mine]
+            line = [workload if arm == OWN else "", arm]
+            line += [cell(each[name] for each in its) for name in ("total_time_s", "tail_time_s")]
+            line += [
+                cell((each[name] for each in its), ",.0f") for name in ("prefilled_tokens", "preemptions")
+            ]
+            if arm == OWN:
+                line += ["", cell(row["shadow"]["replayed_s"] for row in mine)]
+                line.append(
+                    cell([row["shadow"]["replayed_s"] / row[OWN]["total_time_s"] - 1 for row in mine], "+.1%")
+                )
+            else:
+                line += [cell([_saved(row) for row in mine], ".1%")]
+                line += [cell(row["shadow"]["seer_s"] for row in mine), cell(map(_off, mine), "+.1%")]
+            lines.append(line)
+    return markdown(columns, lines, left=2)
+
+
+def sentence(rows: Sequence[Row]) -> str:
+    """Return how far the shadow is off where its costs are those of steps before."""
+    found = [_off(row) for row in rows if not row["shadow"]["own_costs"]]
+    saved = [_saved(row) for row in rows]
+    return (
+        f"Beside verl's own routing Seer takes {min(saved):.1%} to {max(saved):.1%} less time, and a shadow,"
+        f" from verl's lengths and times alone, is {min(found):+.1%} to {max(found):+.1%} off."
+    )
