@@ -263,6 +263,8 @@ def _print(summary: Summary, pool_stats: PoolStats | None, out: Path) -> None:
         )
     if summary.exactness != "exact":
         click.echo(f"sampling was {summary.exactness}, not exact: other chunks give other tokens")
+    if summary.quantization:
+        click.echo(f"log-probs are those of weights quantised by {', '.join(summary.quantization)}")
     if summary.instances_failed:
         click.echo(f"{summary.instances_failed} instances GIVEN UP; see instance_failed above")
     if pool_stats is not None and pool_stats.put_bytes:

@@ -95,8 +95,13 @@ class SharedWeights:
         self.close()
 
     @contextmanager
-    def offer(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[WeightSpec]:
+    def offer(
+        self, tensors: Iterable[tuple[str, Any]], adapter_config: Mapping[str, Any] | None = None
+    ) -> Iterator[WeightSpec]:
         """Write torch tensors, named as in checkpoints, into new memory, and yield what names it.
+
+        With PEFT's ``adapter_config`` they are an adapter, named as in its ``adapter_model.safetensors``.
+        Whole weights to which adapters belong are offered by another ``SharedWeights``, or freed too early.
 
         The previous weights stay until the end of the ``with`` block, because an instance may start with them
         until the update is over.  Then they are freed; after an error of Seer the new ones are freed instead.
@@ -106,8 +111,11 @@ class SharedWeights:
             OutputError: there is not enough memory.
         """
         new = _write(tensors)
+        source = new.source
+        if adapter_config is not None:
+            source = WeightSpec(source.path, {**source.settings, "adapter_config": adapter_config})
         with replacing(self._buffers, new, _free_buffer):
-            yield new.source
+            yield source
 
     def close(self) -> None:
         """Free the memory, once no engine reads it any more."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -18,6 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import xxhash
@@ -26,12 +28,14 @@ from seer_core.errors import EngineError
 from seer_core.ports.weights import VersionedWeights, WeightSpec, WeightStore, directory
 from seer_host.scratch import Scratch
 
-__all__ = ["NONCE", "NO_COPY", "WeightCopies", "digest_of_files", "weight_files"]
+__all__ = ["NONCE", "NO_COPY", "WeightCopies", "adapter_config_of", "digest_of_files", "weight_files"]
 
 NO_COPY = "none"
 """The value of ``[seer].weights_dir`` for no copy."""
 
-PATTERNS = ("*.safetensors", "*.safetensors.index.json")
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_TENSORS = "adapter_model.safetensors"
+PATTERNS = ("*.safetensors", "*.safetensors.index.json", ADAPTER_CONFIG)
 NONCE = "seer-nonce"
 """The file of a copy with a number used once, by which another machine sees that it has the same files."""
 
@@ -61,9 +65,10 @@ class WeightCopies(WeightStore):
             files = [] if source.directory is None else weight_files(Path(source.directory))
             if not files:
                 return VersionedWeights(version, source, source)
+            config = adapter_config_of(Path(str(source)))
             if self._place == NO_COPY:
                 digest = digest_of_files(files)
-                return VersionedWeights(version, source, directory(str(source), digest), digest)
+                return VersionedWeights(version, source, directory(str(source), digest, config), digest)
             if self._scratch is None:
                 self._scratch = Scratch(PREFIX, self._place)
             copy = self._scratch.path / str(version)
@@ -73,7 +78,7 @@ class WeightCopies(WeightStore):
                 list(pool.map(_copy, files, [copy / file.name for file in files]))
             digest = digest_of_files(weight_files(copy))
             (copy / NONCE).write_text(secrets.token_hex(16))  # last: who sees it sees the files
-            return VersionedWeights(version, source, directory(copy, digest), digest)
+            return VersionedWeights(version, source, directory(copy, digest, config), digest)
         except OSError as error:
             self.drop(version)
             where = self._place or tempfile.gettempdir()
@@ -109,7 +114,46 @@ class WeightCopies(WeightStore):
         if self._scratch is not None:
             self._scratch.close()
             self._scratch = None
-        return msgspec.structs.replace(current, kept=current.source)
+        return _as_given(current)
+
+
+def adapter_config_of(directory: Path) -> dict[str, Any] | None:
+    """Return what PEFT has written about the adapter in a directory; None if it holds no adapter.
+
+    Raises:
+        EngineError: the config or the tensors are missing, or it holds whole weights too.
+        OSError: it cannot be read.
+    """
+    path = directory / ADAPTER_CONFIG
+    names = {each.name for each in directory.glob("*.safetensors")}
+    if not path.is_file():
+        if ADAPTER_TENSORS in names:
+            raise EngineError(
+                f"{str(directory)!r} holds {ADAPTER_TENSORS} and no {ADAPTER_CONFIG}; save it with PEFT's"
+                " save_pretrained"
+            )
+        return None
+    if names != {ADAPTER_TENSORS}:
+        found = "no safetensors" if not names else "more safetensors than " + ADAPTER_TENSORS
+        raise EngineError(
+            f"{str(directory)!r} holds {ADAPTER_CONFIG} and {found}; an adapter is these two files"
+        )
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise EngineError(f"the {ADAPTER_CONFIG} of {str(directory)!r} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise EngineError(f"the {ADAPTER_CONFIG} of {str(directory)!r} is no table")
+    return config
+
+
+def _as_given(weights: VersionedWeights) -> VersionedWeights:
+    """Return weights that are loaded from where the user has them."""
+    source, config = weights.source, weights.kept.adapter_config
+    if config is not None:
+        source = WeightSpec(source.path, {**source.settings, "adapter_config": config})
+    base = None if weights.base is None else _as_given(weights.base)
+    return msgspec.structs.replace(weights, kept=source, base=base)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -125,7 +169,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the safetensors of a directory, and their index, in order of names of each kind."""
+    """Return the safetensors of a directory, their index and an adapter's config, by kind and name."""
     return sorted(path for pattern in PATTERNS for path in directory.glob(pattern) if path.is_file())
 
 

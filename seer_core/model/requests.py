@@ -286,6 +286,10 @@ class InstanceInfo(msgspec.Struct, frozen=True, dict=True):
     """How far its tokens depend on a request's seed and their places alone."""
     raw_logprobs: bool = True
     """Whether its log-probs are those of the model's own distribution, whichever sampling a prompt has."""
+    quantization: str = ""
+    """The format in which its weights are quantised, whose log-probs its are; empty if they are not, or the
+    engine does not say.
+    """
 
     @cached_property
     def kv_domain(self) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """New weights for engines: the contract of trainers, engines and the core.
 
-A ``WeightSpec`` names the weights of one version.  Each engine's process makes a ``WeightSource`` of it, once
-for an update, and reads the tensors; an engine depends on this Protocol alone.  A ``WeightStore`` keeps them
-for instances that start later.
+A ``WeightSpec`` names the weights of one version, whole ones or an adapter.  Each engine's process makes a
+``WeightSource`` of it, once for an update, and reads the tensors; an engine depends on this Protocol alone.
+A ``WeightStore`` keeps them for instances that start later.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class WeightSpec(msgspec.Struct, frozen=True):
     """A source of weights, by name, and its settings.
 
     ``path`` is ``package.module:Class``, a ``WeightSource`` called with ``(settings)``, or the short name of
-    a built-in one; ``settings`` is plain data.
+    a built-in one; ``settings`` is plain data.  With ``adapter_config`` among them, which is PEFT's, the
+    tensors are a LoRA adapter of the whole weights before them.
     """
 
     path: str
@@ -57,22 +58,39 @@ class WeightSpec(msgspec.Struct, frozen=True):
         """The directory of safetensors that holds the weights; None if they are elsewhere."""
         return self.settings["directory"] if self.path == DIRECTORY else None
 
+    @property
+    def adapter_config(self) -> Mapping[str, Any] | None:
+        """The content of an adapter's ``adapter_config.json``; None if the weights are whole."""
+        return self.settings.get("adapter_config")
 
-def directory(path: str | Path, digest: str = "") -> WeightSpec:
-    """Return the spec of a directory of safetensors; the runtime adds the ``digest`` of its files."""
-    return WeightSpec(DIRECTORY, {"directory": str(path)} | ({"digest": digest} if digest else {}))
+
+def directory(
+    path: str | Path, digest: str = "", adapter_config: Mapping[str, Any] | None = None
+) -> WeightSpec:
+    """Return the spec of a directory of safetensors.
+
+    The runtime adds the ``digest`` of its files, and the config if they are an adapter.
+    """
+    settings: dict[str, Any] = {"directory": str(path)}
+    if digest:
+        settings["digest"] = digest
+    if adapter_config is not None:
+        settings["adapter_config"] = adapter_config
+    return WeightSpec(DIRECTORY, settings)
 
 
 class VersionedWeights(msgspec.Struct, frozen=True):
     """Weights of one version: the ``source`` that the user named, and what is ``kept`` for engines to load.
 
     ``digest`` is over the names and bytes of what is kept; empty where nothing else than the source is.
+    ``base`` are the whole weights to which an adapter belongs, unless those are the first.
     """
 
     version: int
     source: WeightSpec
     kept: WeightSpec
     digest: str = ""
+    base: VersionedWeights | None = None
 
 
 FIRST_WEIGHTS = VersionedWeights(0, directory(""), directory(""))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import structlog
+from msgspec import structs
 
 from seer_core.errors import EngineError, WeightVersionError
 from seer_core.ports.engine import InstanceClient
@@ -77,6 +78,9 @@ class WeightVersions:
             raise EngineError(f"no instance could load the weights in {str(source)!r}: none is alive")
         old = self.current
         new = await asyncio.to_thread(self._store.keep, source, version)
+        if new.kept.adapter_config is not None:
+            whole = old if old.kept.adapter_config is None else old.base
+            new = structs.replace(new, base=None if whole == FIRST_WEIGHTS else whole)
         answers = await asyncio.gather(
             *(engine.update_weights(new.kept, version) for engine in engines.values()), return_exceptions=True
         )
@@ -99,7 +103,9 @@ class WeightVersions:
                     refused[name] = f"their fingerprint is {fingerprint} there, not {usual} as elsewhere"
         self.current = new
         self._loaded |= {name: version for name in engines if name not in refused}
-        await asyncio.to_thread(self._store.drop, old.version)
+        for each in (old, old.base):
+            if each not in (None, new.base):
+                await asyncio.to_thread(self._store.drop, each.version)
         facts = {"digest": new.digest} if new.digest else {"fingerprints": sorted(self.fingerprints.values())}
         log.info("weights_updated", version=version, **facts)
         return refused
@@ -118,9 +124,10 @@ class WeightVersions:
                 break
             version = weights.version
             try:
-                if weights.digest:
-                    await asyncio.to_thread(self._store.check, weights)
-                fingerprint = await engine.update_weights(weights.kept, version)
+                for each in filter(None, (weights.base, weights)):
+                    if each.digest:
+                        await asyncio.to_thread(self._store.check, each)
+                    fingerprint = await engine.update_weights(each.kept, each.version)
             except EngineError:
                 await self._settled.wait()
                 if self.current.version == version:

@@ -17,7 +17,7 @@ from seer_core.model.events import (
     InstanceReported,
     InstanceStarted,
 )
-from seer_core.model.requests import Completion, Exactness
+from seer_core.model.requests import Completion, Exactness, InstanceInfo
 
 __all__ = ["RolloutResult", "Summary", "Tally", "tail_requests", "tail_time_s"]
 
@@ -102,6 +102,8 @@ class Summary(msgspec.Struct, frozen=True):
     """The time from the ends of turns to their answers, summed over turns."""
     exactness: Exactness = "exact"
     """The least that an instance's tokens depended on requests' seeds and their places alone."""
+    quantization: list[str] = []
+    """The formats in which instances had quantised weights; their log-probs are those of such weights."""
 
 
 class RolloutResult(msgspec.Struct, frozen=True):
@@ -143,7 +145,7 @@ class Tally:
     """Adds a rollout up while it runs, so that completions need not be kept.
 
     It began at ``started_s``, when ``reports`` were the instances' last ones, with ``degradations`` since
-    their starts, and ``instances_failed`` were down for good.  ``exactness`` is that of those alive.
+    their starts, and ``instances_failed`` were down for good.  ``instances`` are those alive.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class Tally:
         reports: Mapping[str, InstanceReported] = {},
         degradations: Mapping[str, Sequence[InstanceDegraded]] = {},
         instances_failed: int = 0,
-        exactness: Iterable[Exactness] = (),
+        instances: Iterable[InstanceInfo] = (),
     ) -> None:
         self.started_s = started_s
         self._reports_before = dict(reports)
@@ -161,7 +163,9 @@ class Tally:
             degradation.what for since_start in degradations.values() for degradation in since_start
         )
         self._instances_failed = instances_failed
-        self._exactness = set(exactness)
+        alive = list(instances)
+        self._exactness = {info.exactness for info in alive}
+        self._quantization = {info.quantization for info in alive}
         self._instances_lost = 0
         self._groups: set[str] = set()
         self._groups_over = 0
@@ -188,6 +192,7 @@ class Tally:
                 self._reports[event.instance_id] = event
             case InstanceStarted():
                 self._exactness.add(event.info.exactness)
+                self._quantization.add(event.info.quantization)
                 self._reports.pop(event.info.id, None)
                 self._reports_before.pop(event.info.id, None)
             case InstanceLost():
@@ -285,6 +290,7 @@ class Tally:
             environment_tokens=self._environment_tokens,
             environment_s=self._environment_s,
             exactness=next((each for each in LEAST_FIRST if each in self._exactness), "exact"),
+            quantization=sorted(self._quantization - {""}),
         )
 
     def _drafting_share(self) -> float:

@@ -183,7 +183,7 @@ class Runtime(Driver):
             self._fleet.reports,
             self._fleet.degradations,
             len(self._fleet.failed),
-            (info.exactness for info in self.alive.values()),
+            self.alive.values(),
         )
         rollout = super().open(
             most_requests=most_requests,

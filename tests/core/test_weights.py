@@ -35,6 +35,20 @@ def checkpoint(tmp_path):
 
 
 @pytest.fixture
+def adapter(tmp_path):
+    """Return a function that writes an adapter, in place, and returns its directory."""
+
+    def write(content=b"one"):
+        directory = tmp_path / "adapter"
+        directory.mkdir(exist_ok=True)
+        (directory / "adapter_model.safetensors").write_bytes(content)
+        (directory / "adapter_config.json").write_text('{"r": 8}')
+        return str(directory)
+
+    return write
+
+
+@pytest.fixture
 def place(tmp_path):
     return tmp_path / "kept"
 
@@ -53,7 +67,8 @@ def reader(hand):
 
         async def update_weights(self, source, version):
             await super().update_weights(source, version)
-            content = Path(source.directory, "a.safetensors").read_bytes().decode()
+            name = "a" if source.adapter_config is None else "adapter_model"
+            content = Path(source.directory, f"{name}.safetensors").read_bytes().decode()
             if content == "bad":
                 raise EngineError("tensor 'x' is missing")
             if self.loses:
@@ -217,6 +232,62 @@ def test_engines_load_the_copy_and_an_instance_lost_later_loads_the_same(by_hand
     asyncio.run(run())
     assert len({path for engine in (x, y) for path, version in engine.weights if version == 1}) == 1
     assert [version for _, version in x.weights] == [1, 1, 2]
+
+
+def test_an_adapter_is_loaded_after_its_base_which_is_kept_until_other_whole_weights(
+    by_hand, reader, checkpoint, adapter, place
+):
+    x, y = reader("x"), reader("y")
+    runtime = by_hand(x, y, weights_dir=str(place))
+
+    async def run():
+        async with runtime:
+            await runtime.update_weights(adapter())
+            assert copies(place) == ["1"]
+            y.die()
+            await back(runtime, "y")
+            await runtime.update_weights(checkpoint(b"two"))
+            await runtime.update_weights(adapter(b"three"))
+            await runtime.update_weights(adapter(b"four"))
+            assert copies(place) == ["2", "4"]
+            y.die()
+            await back(runtime, "y")
+        async with runtime:
+            pass
+        async with runtime:
+            await runtime.update_weights(checkpoint(b"five"))
+            assert copies(place) == ["5"]
+
+    asyncio.run(run())
+    assert [version for _, version in x.weights] == [1, 2, 3, 4, 2, 4, 2, 4, 5]
+    assert [version for _, version in y.weights] == [1, 1, 2, 3, 4, 2, 4, 2, 4, 2, 4, 5]
+    kinds = [spec.adapter_config is not None for spec in x.specs]
+    assert kinds == [True, False, True, True, False, True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("names", "fact"),
+    [
+        (["adapter_model.safetensors"], "holds adapter_model.safetensors and no adapter_config.json"),
+        (["adapter_config.json", "adapter_model.bin", "other.safetensors"], "more safetensors than adapter"),
+        (["adapter_config.json", "adapter_model.safetensors", "model.safetensors"], "more safetensors than"),
+        (["adapter_config.json"], "and no safetensors"),
+    ],
+)
+def test_what_is_no_whole_adapter_is_refused_before_it_is_copied(store, tmp_path, place, names, fact):
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(EngineError, match=fact):
+        store.keep(directory(tmp_path), 1)
+    assert copies(place) == []
+
+
+@pytest.mark.parametrize("text", ['{"r": 8', "[]", "\xff"])
+def test_a_config_that_was_not_written_to_its_end_is_refused(store, adapter, text):
+    path = Path(adapter())
+    (path / "adapter_config.json").write_text(text, "latin-1")
+    with pytest.raises(EngineError, match=r"the adapter_config.json of .* (cannot be read|is no table)"):
+        store.keep(directory(path), 1)
 
 
 def test_an_instance_does_not_come_back_with_weights_that_are_not_the_versions(

@@ -29,7 +29,7 @@ from seer_worker.client.worker_port import WorkerPort
 
 from seer_core.error_origin import one_line
 from seer_core.errors import EngineError
-from seer_core.ports.weights import DIRECTORY, SHARED_MEMORY, WeightSpec, directory
+from seer_core.ports.weights import DIRECTORY, SHARED_MEMORY, WeightSpec
 from seer_ray.keeper import SILENCE_S, Cargo, Fetched
 from seer_ray.supervisor import Started
 
@@ -125,7 +125,7 @@ class NodeWeights:
         seconds = round(time.monotonic() - begun_s, 3)
         log.info("weights_sent", node=started.host, bytes=cargo.size_bytes, seconds=seconds)
         if cargo.kind == DIRECTORY:
-            return directory(place, cargo.digest)
+            return WeightSpec(source.path, {**source.settings, "directory": place, "digest": cargo.digest})
         return WeightSpec(source.path, {**source.settings, "area": place})
 
     async def _transfer(

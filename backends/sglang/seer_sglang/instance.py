@@ -26,7 +26,7 @@ from seer_core.model import InstanceInfo
 from seer_core.model.arrays import TopLogprobs
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore
-from seer_core.ports.weights import WeightSpec
+from seer_core.ports.weights import WeightSpec, directory
 from seer_sglang import internals
 from seer_sglang.rank import RankStart, SglangRank
 from seer_sglang.ranks import LeadingRank
@@ -100,6 +100,7 @@ class SglangAdapter(EngineAdapter):
                 )
         self._rank = SglangRank(self.engine)
         self._tensors = checkpoint.headers_of(settings["model_path"])
+        self._base = directory(settings["model_path"])
         if on_cpu and count == 1 and self.engine.runner.model_config.quantization is None:
             weights.expect_all_loaded(self.engine.runner.model, self._tensors)
         self._draft_tokens = 0 if source is None else source.draft_tokens
@@ -210,12 +211,15 @@ class SglangAdapter(EngineAdapter):
         return self.engine.shared_layers()
 
     def update_weights(self, source: WeightSpec, version: int) -> str:
-        """Load weights, if they are the model's tensors, and see that they arrive."""
+        """Load weights, if they are the model's tensors, and see that they arrive; an adapter is merged."""
         dtype: Any = self.engine.config.dtype
-        for rejection in self._call("check", source, self._tensors, dtype):
+        for rejection in self._call("check", source, self._tensors, dtype, self._base):
             if rejection is not None:
                 raise Rejected(rejection)
-        return self._joined(self._call("load", version))
+        fingerprint = self._joined(self._call("load", version))
+        if source.adapter_config is None:
+            self._base = source
+        return fingerprint
 
     def fingerprint(self) -> str:
         """Return what stands for the weights of all ranks."""
@@ -283,6 +287,7 @@ class SglangAdapter(EngineAdapter):
             ends_early=True,
             metrics_address=metrics_address,
             fingerprint=self.fingerprint(),
+            quantization=str(self.engine.runner.model_config.quantization or ""),
         )
 
 

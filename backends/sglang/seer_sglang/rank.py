@@ -52,13 +52,17 @@ class SglangRank:
         self._weights: WeightSource | None = None
 
     def check(
-        self, spec: WeightSpec, wanted: Mapping[str, checkpoint.TensorHeader], dtype: torch.dtype
+        self,
+        spec: WeightSpec,
+        wanted: Mapping[str, checkpoint.TensorHeader],
+        dtype: torch.dtype,
+        base: WeightSpec,
     ) -> str | None:
         """Open a source of weights and check its tensors; return why they are refused, if they are."""
         self._weights = None
         try:
             self._weights = checkpoint.open_checked(
-                spec, wanted, checkpoint.ties(self._engine.runner.model), dtype
+                spec, wanted, checkpoint.ties(self._engine.runner.model), dtype, base
             )
         except Rejected as rejection:
             return str(rejection)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from seer_host.shared_weights import SharedWeights
 from seer_worker.weights.broadcast import BroadcastWeights
 
+from backends.tests.peft_files import CONFIG, RANK, adapter_of, merged, save
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
 from seer_core.ports.weights import directory
@@ -230,6 +231,25 @@ def test_new_weights_leave_nothing_of_the_old_ones(roomy, other, models, prompts
     changed = [list(output.token_ids) for output in outputs]
     assert changed != before
     assert other.whole(prompts(4), PLAIN, 40) == changed
+    for instance in (roomy, other):
+        instance.run(instance.engine.update_weights(directory(models[0]), version + 2))
+        instance.weight_version = version + 2
+    assert roomy.whole(prompts(4), PLAIN, 40) == before
+
+
+def test_an_adapter_is_merged_with_the_whole_weights_before_it(roomy, other, models, prompts, tmp_path):
+    tensors, before = adapter_of(models[0], 1), roomy.whole(prompts(4), PLAIN, 40)
+    spec, whole = save(tmp_path / "adapter", tensors), merged(tmp_path / "merged", models[0], tensors)
+    version = roomy.weight_version + 1
+    for number in (version, version + 1):  # not added to itself
+        roomy.run(roomy.engine.update_weights(spec, number))
+    other.run(other.engine.update_weights(whole, version + 1))
+    roomy.weight_version = other.weight_version = version + 1
+    found = roomy.whole(prompts(4), PLAIN, 40)
+    assert found == other.whole(prompts(4), PLAIN, 40) != before
+    broken = save(tmp_path / "broken", tensors, CONFIG | {"r": 2 * RANK})
+    with pytest.raises(EngineError, match="its rank is 8 by the adapter's config"):
+        roomy.run(roomy.engine.update_weights(broken, version + 2))
     for instance in (roomy, other):
         instance.run(instance.engine.update_weights(directory(models[0]), version + 2))
         instance.weight_version = version + 2

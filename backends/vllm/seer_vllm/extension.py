@@ -9,13 +9,14 @@ import structlog
 import torch
 from seer_worker.process.adapter import LogitRow, Rejected
 from seer_worker.weights import checkpoint, memory
+from seer_worker.weights.adapters import Adapter
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform
 
 from seer_core.ports.drafting import DraftContext, SourceSpec
 from seer_core.ports.kv import Bytes
 from seer_core.ports.weights import WeightSource, WeightSpec
-from seer_vllm import internals, sampling, second_runner_sampling, speculator, weights
+from seer_vllm import adapters, internals, sampling, second_runner_sampling, speculator, weights
 from seer_vllm.connector import StoreConnector
 from seer_vllm.proposer import OwnMethod, Proposer
 from seer_vllm.runners import FIRST, SECOND
@@ -33,7 +34,7 @@ class WorkerExtension:
     rank: int
     _seer_sampler: sampling.VllmSampler | second_runner_sampling.SecondRunnerSampler
     _seer_drafts: OwnMethod | Proposer
-    _seer_weights: WeightSource | None = None
+    _seer_weights: WeightSource | Adapter | None = None
 
     def seer_install(self, end_token_ids: Sequence[int]) -> str | None:
         """Sample by key, and time the drafts if there are any; return which model runner it is."""
@@ -67,26 +68,58 @@ class WorkerExtension:
         return self._seer_sampler.watch.turn(on)
 
     def seer_check(
-        self, spec: WeightSpec, wanted: Mapping[str, checkpoint.TensorHeader], dtype: torch.dtype
+        self,
+        spec: WeightSpec,
+        wanted: Mapping[str, checkpoint.TensorHeader],
+        dtype: torch.dtype,
+        base: WeightSpec,
     ) -> str | None:
         """Open a source of weights and check its tensors; return why they are refused, if they are."""
         self._seer_weights = None
-        model_ties = checkpoint.ties(self.model_runner.get_model())
+        beside = self._seer_adapters
         try:
-            self._seer_weights = checkpoint.open_checked(spec, wanted, model_ties, dtype)
+            if spec.adapter_config is not None and beside is not None:
+                self._seer_weights = checkpoint.open_adapter(spec, wanted, dtype)
+                beside.check(self._seer_weights)
+                return None
+            with adapters.unwrapped(self.model_runner.get_model()) as model:
+                model_ties = checkpoint.ties(model)
+            self._seer_weights = checkpoint.open_checked(spec, wanted, model_ties, dtype, base)
         except Rejected as rejection:
+            self._seer_weights = None
             return str(rejection)
         return None
 
     def seer_load(self, version: int) -> str:
         """Load the weights that were checked; return their fingerprint."""
         source, self._seer_weights = self._seer_weights, None
+        beside = self._seer_adapters
+        if isinstance(source, Adapter):
+            assert beside is not None
+            beside.load(source)
+            return self.seer_fingerprint(version)
         assert source is not None
-        return weights.load(self, source, version)
+        with adapters.unwrapped(self.model_runner.get_model()):
+            found = weights.load(self, source, version)
+        if beside is not None:
+            beside.drop()
+        return found
 
-    def seer_fingerprint(self) -> str:
-        """Return the fingerprint of the weights the worker was started with."""
-        return weights.fingerprint(self.model_runner.get_model(), 0)
+    def seer_fingerprint(self, version: int = 0) -> str:
+        """Return the fingerprint of the weights in the model, an adapter's among them."""
+        beside = self._seer_adapters
+        with adapters.unwrapped(self.model_runner.get_model()) as model:
+            whole = weights.fingerprint(model, version)
+        return whole if beside is None else beside.joined(whole)
+
+    @property
+    def _seer_adapters(self) -> adapters.Adapters | None:
+        """The keeper of adapters beside the model; None without LoRA."""
+        if self.vllm_config.lora_config is None:
+            return None
+        if not hasattr(self, "_seer_beside"):
+            self._seer_beside = adapters.Adapters(self.model_runner.lora_manager)
+        return self._seer_beside
 
     @torch.inference_mode()
     def seer_clear_kv(self) -> None:

@@ -26,6 +26,7 @@ from vllm.config import KVTransferConfig
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.logprobs import FlatLogprobs
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
@@ -41,8 +42,8 @@ from seer_core.model.arrays import Logprobs, PromptLogprobs, TopLogprobs
 from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import Bytes, KVStore
-from seer_core.ports.weights import WeightSpec
-from seer_vllm import internals, patches
+from seer_core.ports.weights import WeightSpec, directory
+from seer_vllm import adapters, internals, patches
 from seer_vllm.bench import VllmBench
 from seer_vllm.connector import StoreConnector
 from seer_vllm.draft_lengths import lengths_of
@@ -137,7 +138,12 @@ class VllmAdapter(EngineAdapter):
             self._core.model_executor.register_failure_callback(end)
         self._requests: dict[str, str] = {}
         """vLLM's ids of running chunks, by Seer's."""
-        self._tensors = checkpoint.headers_of(self.engine.vllm_config.model_config.model)
+        model = self.engine.vllm_config.model_config.model
+        self._tensors = checkpoint.headers_of(model)
+        self._base = directory(model)
+        """The whole weights, to which adapters belong."""
+        self._adapter: LoRARequest | None = None
+        """What asks vLLM for the adapter that is kept beside them."""
         self.vocab_size = self.engine.vllm_config.model_config.get_vocab_size()
         figures = "" if args.disable_log_stats else serve_figures(start.address, get_prometheus_registry())
         self.info = self._describe(start.instance_id, figures)
@@ -150,7 +156,7 @@ class VllmAdapter(EngineAdapter):
         try:
             prompt = tokens_input(job.token_ids, cache_salt=salt)
             params = _sampling_params(job, self._end_token_ids, script)
-            request_id = self.engine.add_request(job.id, prompt, params)
+            request_id = self.engine.add_request(job.id, prompt, params, lora_request=self._adapter)
         except (VLLMClientError, ValueError) as error:
             raise Rejected(f"vLLM refuses the chunk: {error}") from error
         self._requests[job.id] = request_id
@@ -250,14 +256,24 @@ class VllmAdapter(EngineAdapter):
         return shared.blocks
 
     def update_weights(self, source: WeightSpec, version: int) -> str:
-        """Load weights, if they are the model's tensors, and let the layers prove it."""
+        """Load weights, if they are the model's tensors, and let the layers prove it.
+
+        With LoRA an adapter stays beside the whole weights; without it both are loaded as one.
+        """
         dtype: Any = self.engine.vllm_config.model_config.dtype  # a torch.dtype by now
         begun_s = perf_counter()
-        for rejection in self._call("seer_check", source, self._tensors, dtype):
+        for rejection in self._call("seer_check", source, self._tensors, dtype, self._base):
             if rejection is not None:
                 raise Rejected(rejection)
         log.info("weights_checked", version=version, checked_s=round(perf_counter() - begun_s, 4))
-        return self._joined(self._call("seer_load", version))
+        fingerprint = self._joined(self._call("seer_load", version))
+        self._adapter = None
+        if source.adapter_config is None:
+            self._base = source
+        elif self.engine.vllm_config.lora_config is not None:
+            name = f"version-{version}-{fingerprint}"  # a part of vLLM's key of each block
+            self._adapter = LoRARequest(name, adapters.ID, f"in-memory:{name}")
+        return fingerprint
 
     def fingerprint(self) -> str:
         """Return what stands for the weights of all workers."""
@@ -382,6 +398,7 @@ class VllmAdapter(EngineAdapter):
             ends_early=True,
             metrics_address=metrics_address,
             fingerprint=self.fingerprint(),
+            quantization=str(config.model_config.quantization or ""),
         )
 
     def _ended(self, result: RequestOutput) -> EndedChunk:

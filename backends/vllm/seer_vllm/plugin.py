@@ -29,6 +29,9 @@ INSTANCE = "seer_vllm.instance:VllmAdapter"
 PRELOAD = "seer_vllm.preload:preload"
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 """0 is the first model runner, 1 the second; without it vLLM chooses."""
+LORA = "write lora_rank of [engine.vllm]"
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Those for which vLLM makes room."""
 SPREAD = "an instance spreads every layer over its devices: write tensor_parallel"
 
 OWN_ENGINE_ARGS = {
@@ -39,10 +42,14 @@ OWN_ENGINE_ARGS = {
     "disable_log_stats": "write metrics of [engine.vllm]",
     "distributed_executor_backend": "it follows from tensor_parallel",
     "dtype": "write dtype of [engine.vllm]",
+    "enable_lora": LORA,
     "enable_return_routed_experts": "only instances of SGLang answer the experts that they take",
     "enforce_eager": "write enforce_eager of [engine.vllm]",
     "kv_cache_memory_bytes": "write kv_cache_bytes",
     "kv_transfer_config": "name a KV pool in [seer].kv_pool",
+    "max_cpu_loras": LORA,
+    "max_lora_rank": LORA,
+    "max_loras": LORA,
     "max_model_len": "write max_model_tokens",
     "max_num_batched_tokens": "write max_batched_tokens",
     "max_num_seqs": "write max_running",
@@ -99,6 +106,10 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """With more KV to load from the pool a request waits, and the steps of others go on; up to so much is
     loaded before its first step. KV of running chunks is saved once there is half as much, or 16 MiB. Unless
     it is set, it is 32 MiB.
+    """
+    lora_rank: Annotated[int, Meta(ge=0, le=512)] = 0
+    """The highest rank of an adapter (LoRA) that an instance keeps beside the model; with 0 an update by an
+    adapter loads the model's weights once more, with the adapter added to them.
     """
     metrics: bool = False
     """Whether each instance serves vLLM's own figures for Prometheus, at a free port and without a password.
@@ -192,6 +203,9 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         "max_num_batched_tokens": settings.max_batched_tokens,
     }
     chosen = {name: value for name, value in optional.items() if value}
+    if settings.lora_rank:
+        rank = next(each for each in LORA_RANKS if each >= settings.lora_rank)
+        chosen |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
     return arguments | given | chosen | settings.engine_args
 
 

@@ -271,6 +271,8 @@ class RunReader(Observer):
                 lane.change(now, True, "started again" if lane.changes else "started")
                 if info.exactness != "exact":
                     lane.note(now, f"samples no better than {info.exactness}")
+                if info.quantization:
+                    lane.note(now, f"log-probs are those of weights quantised by {info.quantization}")
             case InstanceLost(name, reason) if name in self.lanes:
                 self.lanes[name].be_lost(now, reason)
             case InstanceStopped(name) if name in self.lanes:

@@ -17,6 +17,7 @@ from seer_core.plugins.config_types import NotNegative, Positive, Seconds, Share
 
 __all__ = [
     "EvaluationTable",
+    "LoraTable",
     "LossTable",
     "MegatronTable",
     "OptimizerTable",
@@ -119,6 +120,17 @@ class TorchTable(Struct, frozen=True):
     """
 
 
+class LoraTable(Struct, frozen=True):
+    """``[train.lora]``: the trainer ``torch`` trains and sends an adapter of the first weights, by PEFT."""
+
+    rank: Annotated[int, Meta(ge=0, le=512)] = 0
+    """The rank of each pair of factors; 0 means that all weights are trained."""
+    alpha: Positive = 16.0
+    """The product of both factors counts this much, divided by the rank."""
+    targets: list[str] = []
+    """The modules that have factors, by the ends of their names; empty for every matrix but the head's."""
+
+
 class TrackingTable(Struct, frozen=True):
     """``[train.tracking]``: where the metrics go beside ``metrics.jsonl``."""
 
@@ -209,6 +221,8 @@ class TrainTable(Struct, frozen=True):
     """The optimizer."""
     torch: TorchTable = TorchTable()
     """The trainer ``torch``."""
+    lora: LoraTable = LoraTable()
+    """An adapter, in the place of all weights."""
     tracking: TrackingTable = TrackingTable()
     """Where metrics go besides the file."""
     megatron: MegatronTable = MegatronTable()

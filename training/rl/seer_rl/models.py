@@ -91,6 +91,10 @@ class HuggingFaceModel:
         tensors: dict[str, Tensor] = revert_weight_conversion(self._model, once)
         return tensors
 
+    def adapter_config(self) -> dict[str, Any] | None:
+        """Return nothing, for ``tensors`` are whole weights."""
+        return None
+
     def load(self, directory: Path) -> None:
         """Load the weights in a directory."""
         self._model.load_state_dict(self._read(directory).state_dict())

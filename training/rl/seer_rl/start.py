@@ -200,6 +200,10 @@ def _make_trainer(table: TrainTable, config: Config) -> Trainer:
             f"[train].trainer: {quote(table.trainer)} is none; use {' or '.join(map(quote, TRAINERS))},"
             " or name one of your own as FILE.py:CLASS"
         )
+    if table.lora.rank and table.trainer == "megatron":
+        raise ConfigError(
+            'the trainer "megatron" trains all weights: take [train.lora].rank out, or use trainer = "torch"'
+        )
     make = resolve("[train].trainer", TRAINERS.get(table.trainer, table.trainer), config.base_dir)
     try:
         trainer: Trainer = make(table, model, config.seer.seed)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
 from seer_core.errors import ConfigError, quote
+from seer_rl.adapted_model import AdaptedModel
 from seer_rl.agreement import agreement
 from seer_rl.batches import MicroBatch, micro_batches
 from seer_rl.config import TrainTable
@@ -41,7 +43,7 @@ class TorchTrainer(Trainer):
         torch.manual_seed(seed)
         self._table = table
         self._device = _device_of(table.torch.device)
-        self._model = HuggingFaceModel(table, model)
+        self._model = AdaptedModel(table, model) if table.lora.rank else HuggingFaceModel(table, model)
         self._reference = HuggingFaceModel(table, model) if table.loss.kl else None
         rates = table.optimizer
         self._optimizer = torch.optim.AdamW(
@@ -124,6 +126,10 @@ class TorchTrainer(Trainer):
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights that ``export`` writes."""
         yield from self._model.tensors().items()
+
+    def adapter_config(self) -> dict[str, Any] | None:
+        """Return PEFT's config of the adapter; None if all weights are trained."""
+        return self._model.adapter_config()
 
     def save(self, directory: Path) -> None:
         """Write the optimizer, the number of updates and the state of torch's random numbers."""

@@ -79,7 +79,10 @@ class Trainer(Protocol):
         ...
 
     def export(self, directory: Path) -> None:
-        """Write the weights as Hugging Face models have them, config and safetensors, into a directory."""
+        """Write the weights as Hugging Face models have them, config and safetensors, into a directory.
+
+        Of an adapter they are PEFT's ``adapter_model.safetensors`` and ``adapter_config.json`` alone.
+        """
 
     def save(self, directory: Path) -> None:
         """Write everything that ``load`` needs, beside what ``export`` writes, into a directory."""
@@ -103,6 +106,14 @@ class Trainer(Protocol):
         May be left out; ``[train].weights = "shared_memory"`` needs it.
         """
         return iter(())
+
+    @optional
+    def adapter_config(self) -> dict[str, Any] | None:
+        """Return PEFT's config of the adapter that ``tensors`` yields; None if they are whole weights.
+
+        May be left out.
+        """
+        return None
 
     @optional
     def when_lost(self, notify: Callable[[TrainError], None]) -> None:

@@ -94,7 +94,8 @@ class SharedMemoryTransport:
 
     def publish(self) -> AbstractContextManager[WeightSpec]:
         """Copy the trainer's tensors."""
-        return self._shared.offer(self._trainer.tensors())
+        config = implemented(self._trainer, "adapter_config")
+        return self._shared.offer(self._trainer.tensors(), None if config is None else config())
 
     def digest(self) -> str:
         """Return the digest that was computed when the tensors were copied."""

@@ -19,7 +19,7 @@ from seer_core.ports.contracts import implemented
 from seer_core.ports.drafting import Drafter, SiblingTokens, StepTimes
 from seer_core.ports.engine import ChunkJob, InstanceSink
 from seer_core.ports.kv import KVPool
-from seer_core.ports.weights import WeightSpec, directory
+from seer_core.ports.weights import WeightSpec
 from seer_worker.client.digest import digest_of
 from seer_worker.client.running_worker import RunningWorker
 from seer_worker.seer_version import seer_version
@@ -223,7 +223,8 @@ class WorkerClient:
                 what was loaded: then the instance ends.
         """
         if source.directory is not None:  # the worker may have another working directory
-            source = directory(Path(source.directory).absolute(), source.settings.get("digest", ""))
+            place = str(Path(source.directory).absolute())
+            source = WeightSpec(source.path, {**source.settings, "directory": place})
         answer = await self._call(UpdateWeights(source, version))
         return answer.fingerprint
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 import torch
@@ -15,8 +15,9 @@ from seer_core.errors import EngineError
 from seer_core.ports.weights import BROADCAST, DIRECTORY, SHARED_MEMORY, WeightSource, WeightSpec
 from seer_worker.process.adapter import Rejected
 from seer_worker.process.loader import ImportedClass
+from seer_worker.weights.adapters import Adapter, Merged, make_adapter
 
-__all__ = ["WEIGHTS", "Directory", "TensorHeader", "headers_of", "open_checked", "ties"]
+__all__ = ["WEIGHTS", "Directory", "TensorHeader", "headers_of", "open_adapter", "open_checked", "ties"]
 
 log = structlog.get_logger("seer")
 
@@ -34,6 +35,8 @@ WEIGHTS: ImportedClass[WeightSource] = ImportedClass(
 INDEX = "model.safetensors.index.json"
 PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """What engines convert into one another while they load."""
+
+Opened = TypeVar("Opened")
 
 
 class TensorHeader(NamedTuple):
@@ -77,7 +80,11 @@ def headers_of(directory: str) -> dict[str, TensorHeader]:
 
 
 def open_checked(
-    spec: WeightSpec, wanted: Mapping[str, TensorHeader], ties: Sequence[Sequence[str]], dtype: torch.dtype
+    spec: WeightSpec,
+    wanted: Mapping[str, TensorHeader],
+    ties: Sequence[Sequence[str]],
+    dtype: torch.dtype,
+    base: WeightSpec | None = None,
 ) -> WeightSource:
     """Make a source and check its names, shapes and values, in one pass over its tensors.
 
@@ -87,26 +94,75 @@ def open_checked(
             are the engine's to judge.
         ties: names that stand for one tensor in the model.  One of them is enough; several must be equal.
         dtype: what the model computes in, which must be able to hold every value.
+        base: the whole weights to which an adapter belongs; the source then yields both as one.
 
     Raises:
         Rejected: it cannot be made or read, or a tensor will not do, the first of which is named.
     """
-    try:
+
+    def open_whole(spec: WeightSpec) -> WeightSource:
         source = WEIGHTS.make(spec.path, spec.settings)
+        if spec.adapter_config is not None:
+            if base is None:
+                raise EngineError("this engine takes no adapters; update it by whole weights")
+            adapter = _read_adapter(spec, source, wanted, dtype)
+            source = Merged(WEIGHTS.make(base.path, base.settings), adapter)
         values = _Values(ties, dtype)
-        new = _headers(source, values.check)
-        if not new:
-            what = "tensors" if spec.directory is None else "safetensors"
-            raise EngineError(f"no {what} in {str(spec)!r}")
+        new = _found(spec, source, values.check)
         if wanted:
             _check_names(new, wanted, ties)
         values.expect_sound()
+        return source
+
+    return _opened(spec, open_whole)
+
+
+def open_adapter(spec: WeightSpec, wanted: Mapping[str, TensorHeader], dtype: torch.dtype) -> Adapter:
+    """Read and check an adapter as ``open_checked`` does whole weights; a Rejected says what is wrong."""
+
+    def read(spec: WeightSpec) -> Adapter:
+        return _read_adapter(spec, WEIGHTS.make(spec.path, spec.settings), wanted, dtype)
+
+    return _opened(spec, read)
+
+
+def _read_adapter(
+    spec: WeightSpec, source: WeightSource, wanted: Mapping[str, TensorHeader], dtype: torch.dtype
+) -> Adapter:
+    values = _Values((), dtype)
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(name: str, tensor: torch.Tensor) -> None:
+        values.check(name, tensor)
+        found[name] = tensor
+
+    _found(spec, source, keep)
+    config = spec.adapter_config
+    assert config is not None
+    adapter = make_adapter(config, found, {name: header.shape for name, header in wanted.items()})
+    values.expect_sound()
+    return adapter
+
+
+def _found(
+    spec: WeightSpec, source: WeightSource, check: Callable[[str, torch.Tensor], None]
+) -> dict[str, TensorHeader]:
+    new = _headers(source, check)
+    if not new:
+        what = "tensors" if spec.directory is None else "safetensors"
+        raise EngineError(f"no {what} in {str(spec)!r}")
+    return new
+
+
+def _opened(spec: WeightSpec, opener: Callable[[WeightSpec], Opened]) -> Opened:
+    """Return what ``opener`` returns; every failure is a Rejected."""
+    try:
+        return opener(spec)
     except EngineError as error:
         raise Rejected(str(error)) from error
     except Exception as error:
         log.exception("weight_source_failed", path=spec.path)
         raise Rejected(f"weight source {spec.path!r} failed: {type(error).__name__}: {error}") from error
-    return source
 
 
 def ties(model: torch.nn.Module) -> list[list[str]]:

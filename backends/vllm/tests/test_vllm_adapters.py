@@ -1,0 +1,151 @@
+"""An update by an adapter: beside the model, or merged with it, and exact like one by whole weights."""
+
+import json
+
+import numpy as np
+import pytest
+from seer_host.shared_weights import SharedWeights
+
+from backends.tests.peft_files import CONFIG, RANK, adapter_of, merged, save
+from seer_core.errors import EngineError
+from seer_core.model import Sampling
+from seer_core.ports.drafting import SourceSpec, StepTimes
+from seer_core.ports.weights import directory
+
+pytestmark = pytest.mark.engine
+
+PLAIN = Sampling(1.0)
+TOKENS = 60
+
+
+def update(harness, spec):
+    """Give new weights to an instance; chunks ask for them from now on."""
+    fingerprint = harness.run(harness.engine.update_weights(spec, harness.weight_version + 1))
+    harness.weight_version += 1
+    return fingerprint
+
+
+def scores(harness, prompts, tokens=TOKENS):
+    """Return the tokens and log-probs of responses to all prompts."""
+    jobs = [harness.job(prompt, tokens, seed, PLAIN) for seed, prompt in enumerate(prompts)]
+    outputs = harness.run(harness.chunks(jobs))
+    return [output.token_ids for output in outputs], np.concatenate([each.logprobs for each in outputs])
+
+
+@pytest.fixture(scope="module")
+def beside(start, models, notes, make_pool):
+    """Two instances that keep adapters beside the model, draft, and share a pool."""
+    pool = make_pool(32 << 20)
+    source = SourceSpec(
+        "draft_sources:Scripted", {"notes": str(notes)}, 5, StepTimes((1,), (0,), ((0.001,),))
+    )
+    return [start(models[0], source, pool, index, lora_rank=8) for index in range(2)]
+
+
+@pytest.fixture(scope="module")
+def merging(start, models):
+    """An instance that has no room for adapters beside the model."""
+    return start(models[0])
+
+
+def test_an_adapter_answers_like_merged_weights_and_tokens_are_the_same_however_they_are_made(
+    beside, merging, models, prompts, moved, notes, tmp_path
+):
+    asked = prompts(6)
+    first = beside[0]
+    before = scores(first, asked)
+    assert scores(merging, asked)[0] == before[0]
+    tensors = adapter_of(models[0], 1)
+    spec, whole = save(tmp_path / "adapter", tensors), merged(tmp_path / "merged", models[0], tensors)
+    old = first.info.fingerprint
+    fingerprints = {update(each, spec) for each in beside}
+    assert len(fingerprints) == 1
+    assert old not in fingerprints
+    tokens, logprobs = scores(first, asked)
+    assert tokens != before[0]
+    by_merging = update(merging, spec), *scores(merging, asked)
+    by_whole = update(merging, whole), *scores(merging, asked)
+    assert by_whole[1] == by_merging[1] == tokens
+    assert np.abs(by_whole[2] - logprobs).max() < 1e-4
+    assert np.abs(by_whole[2] - by_merging[2]).max() < 1e-5
+    assert first.divided(asked, PLAIN, TOKENS, 17) == tokens
+    responses, rounds = moved(beside, asked, PLAIN, TOKENS, 32)
+    assert responses == tokens
+    assert sum(output.pool_tokens for output in rounds[1]) > 0
+    (notes / "answers.json").write_text(json.dumps([list(each) for each in tokens]))
+    first.group = "mixed"
+    drafted = scores(first, asked)
+    first.group = "group"
+    assert drafted[0] == tokens
+    update(first, directory(models[0]))
+    assert scores(first, asked)[0] == before[0]
+    shared = SharedWeights()
+    import torch
+
+    with shared, shared.offer(((n, torch.from_numpy(t)) for n, t in tensors.items()), CONFIG) as source:
+        update(first, source)
+        assert scores(first, asked)[0] == tokens
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "fact"),
+    [
+        ({}, {"r": 16}, "its rank is 16 by the adapter's config"),
+        ("rank", {"r": 9}, "the adapter has the rank 9: set lora_rank of"),
+        ("nan", {}, "has values that are no finite numbers"),
+        ("half", {}, "no lora_B; save the whole adapter"),
+        ("embeddings", {}, "vLLM keeps no adapter beside 'model.embed_tokens'"),
+        ("model", {}, "it was trained on another model"),
+        ("cut", {}, "its safetensors cannot be read"),
+        ({}, {"use_dora": True}, "sets use_dora"),
+    ],
+    ids=["config", "rank", "nan", "half", "embeddings", "model", "cut", "dora"],
+)
+def test_a_bad_adapter_is_refused_by_a_sentence_and_the_version_before_serves_on(
+    beside, models, prompts, tmp_path, change, config, fact
+):
+    instance = beside[0]
+    before, pid = scores(instance, prompts(2), 20), instance.pid
+    tensors = adapter_of(models[0], 2, config.get("r", RANK) if change == "rank" else RANK)
+    name = sorted(tensors)[1]
+    match change:
+        case "nan":
+            tensors[name][1, 2] = np.nan
+        case "half":
+            del tensors[name]
+        case "model":
+            tensors = {
+                each: value.repeat(2, axis=1 if "_A" in each else 0) for each, value in tensors.items()
+            }
+        case "embeddings":
+            random = np.random.default_rng(1)
+            key = "base_model.model.model.embed_tokens.lora_"
+            tensors[f"{key}A.weight"] = random.normal(size=(RANK, 192)).astype(np.float32)
+            tensors[f"{key}B.weight"] = random.normal(size=(128, RANK)).astype(np.float32)
+    spec = save(tmp_path / "adapter", tensors, CONFIG | config)
+    if change == "cut":
+        with (tmp_path / "adapter" / "adapter_model.safetensors").open("r+b") as file:
+            file.truncate(5000)
+    with pytest.raises(EngineError, match=f"UpdateWeights on instance 'vllm-0': .*{fact}"):
+        update(instance, spec)
+    assert (instance.pid, instance.losses) == (pid, [])
+    tokens, logprobs = scores(instance, prompts(2), 20)
+    assert tokens == before[0]
+    assert (logprobs == before[1]).all()
+
+
+def test_a_restarted_instance_gets_base_and_adapter_again_and_answers_as_before(
+    beside, models, prompts, tmp_path
+):
+    instance = beside[0]
+    base = directory(models[1])
+    spec = save(tmp_path / "adapter", adapter_of(models[0], 3))
+    update(instance, base)
+    fingerprint, before = update(instance, spec), scores(instance, prompts(4))
+    version = instance.weight_version
+    instance.used_up = True
+    instance.prepare()  # stops it, and starts it anew
+    instance.run(instance.engine.update_weights(base, version - 1))
+    assert instance.run(instance.engine.update_weights(spec, version)) == fingerprint
+    instance.weight_version = version
+    assert scores(instance, prompts(4))[0] == before[0]
