@@ -56,9 +56,8 @@ def measure_verl(options: argparse.Namespace) -> list[Row]:
         steps: list[list[WatchedRequest]] = []
         for step in range(options.rounds):
             log = CompletionLog()
-            arms = {
-                arm: _rolled_out(load, how, step, log if arm == OWN else None) for arm, how in ARMS.items()
-            }
+            seeing: dict[str, list[CompletionLog]] = {OWN: [log], SEER: []}
+            arms = {arm: _rolled_out(load, how, step, seeing[arm]) for arm, how in ARMS.items()}
             found.append(arms)
             steps.append(_watched(log, step))
             print(name, step, *(f"{its['total_time_s']:.2f} s" for its in arms.values()), file=sys.stderr)

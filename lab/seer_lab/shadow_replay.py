@@ -171,7 +171,7 @@ def replayed_s(requests: Sequence[WatchedRequest], costs: StepCosts, limits: Ser
 
 
 def fit_costs(requests: Sequence[WatchedRequest], limits: ServerLimits) -> StepCosts:
-    """Return the costs under which a replay ends requests when they ended, by least squares.
+    """Return the costs under which a replay ends requests when they ended, by least squares of seconds.
 
     Steps that are apart, such as those of a trainer, are apart in time too, or on servers of other names.
     """
@@ -185,6 +185,6 @@ def fit_costs(requests: Sequence[WatchedRequest], limits: ServerLimits) -> StepC
                 times.append(max(1e-9, requests[number].ended_s - server.began_s - server.idle_s))
         matrix, took = np.array(rows), np.array(times)
         scale = np.maximum(matrix.max(axis=0), 1e-12)
-        found, _ = nnls(matrix / scale / took[:, None], np.ones(len(took)))
+        found, _ = nnls(matrix / scale, took)
         costs = StepCosts(*(float(each) for each in found / scale))
     return costs
