@@ -3,14 +3,16 @@
 Each family is a tiny model with random weights, which `python -m seer_testing.families` writes. Two instances
 write the same responses in several ways: whole, the same in other batches, moved at every chunk without a
 pool and with one, moved with drafts, and by other weights, after an update and after one back, beside
-instances that were started on these. Half of the prompts are greedy. A way is exact if every token is the
-same. Each row names the commit that it was measured at in the stored result.
+instances that were started on these. A model that takes images writes responses to prompts with images in
+all these ways. Half of the prompts are greedy. A way is exact if every token is the same. Each row names the
+commit that it was measured at in the stored result.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import random
 import re
 import sys
@@ -78,7 +80,7 @@ ROUNDS_OTHERWISE = (
 )
 MIXERS = ("Nemotron-H", "Falcon-H1")
 BATCHES = "On a CPU what vLLM computes of this family depends on the batch."
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+IMAGE_SIZES = ((60, 80), (200, 100), (90, 90))
 
 Texts = Mapping[str, Completion]
 
@@ -117,6 +119,8 @@ class FamilyRun:
         tokenizer = EXAMPLE / "weights"
         self.models = [write_family(folder / f"{seed}", name, seed, tokenizer) for seed in (1, 2)]
         self.block_tokens = 0
+        self.seen: Texts | None = None
+        """Responses to images, written whole."""
         self.found: Row = {"engine": engine, "family": name, **dict.fromkeys(WAYS, "")}
 
     async def row(self) -> Row:
@@ -133,6 +137,8 @@ class FamilyRun:
                 async with self.started(pool, plugins) as runtime:
                     texts = await self.written(runtime, plugins)
                     found[way] = compared(expected, texts)
+                    if self.seen is not None:
+                        self.look(way, self.seen, await self.written(runtime, plugins, self.pictured()))
                 found |= moves(texts) if way == "pooled" else drafts(texts)
             except SeerError as error:
                 found[way] = reason(error)
@@ -154,11 +160,14 @@ class FamilyRun:
             for record in self.records():
                 apart |= await self.written(runtime, records=[record])
             found["whole"] = compared(expected, apart)
-            found["images"] = self.image(runtime)
             found["moved"] = compared(expected, await self.written(runtime, TECHNIQUES))
+            await self.begin_images(runtime)
             try:
                 await runtime.update_weights(self.models[1])
                 updated = await self.written(runtime)
+                seen_then = None
+                if self.seen is not None:
+                    seen_then = await self.written(runtime, records=self.pictured())
                 await runtime.update_weights(self.models[0])
                 found["updated"] = compared(expected, await self.written(runtime))
             except SeerError as error:
@@ -166,6 +175,9 @@ class FamilyRun:
         if found["updated"] == EXACT:
             async with self.started("none", (), self.models[1], instances=1) as runtime:
                 found["updated"] = compared(await self.written(runtime), updated)
+                if seen_then is not None:
+                    fresh = await self.written(runtime, records=self.pictured())
+                    self.look("updated", fresh, seen_then)
         return expected
 
     @asynccontextmanager
@@ -234,16 +246,57 @@ class FamilyRun:
         result = await runtime.rollout(groups).wait()
         return {each.request_id: each for each in result.completions}
 
-    def image(self, runtime: Runtime) -> str:
-        """Return what becomes of a prompt with an image; nothing of a model that takes none."""
+    async def begin_images(self, runtime: Runtime) -> None:
+        """Write responses to images as they are, and moved, if the model takes images."""
         if FAMILIES[self.name].vision is None:
-            return "none"
-        message = {"role": "user", "content": [IMAGE, {"type": "text", "text": "1 + 1"}]}
+            self.found["images"] = "none"
+            return
         try:
-            runtime.groups([{"messages": [message], "max_tokens": 8}], iteration=0)
+            self.seen = await self.written(runtime, records=self.pictured())
+            self.found["images"] = EXACT
+            apart: dict[str, Completion] = {}
+            for record in self.pictured():
+                apart |= await self.written(runtime, records=[record])
+            self.look("whole", self.seen, apart)
+            self.look("moved", self.seen, await self.written(runtime, TECHNIQUES, self.pictured()))
         except SeerError as error:
-            return reason(error)
-        return "dropped"
+            self.found["images"] = reason(error)
+
+    def look(self, way: str, expected: Texts, found: Texts) -> None:
+        """Compare responses to images, unless another way has differed already."""
+        outcome = compared(expected, found)
+        if outcome != EXACT and self.found["images"] == EXACT:
+            self.found["images"] = f"{way}: {outcome}"
+
+    def pictured(self) -> list[dict[str, Any]]:
+        """Return prompts with images of noise, in different orders; every second one is greedy."""
+        images = [picture(number, *size) for number, size in enumerate(IMAGE_SIZES)]
+        orders = ((0,), (1, 2), (2, 1), (0, 0))
+        return [
+            record
+            | {
+                "group_id": f"seen-{number}",
+                "prompt_token_ids": None,
+                "messages": [{"role": "user", "content": list(_parts(images[each] for each in order))}],
+            }
+            for number, (record, order) in enumerate(zip(self.records(), orders, strict=True))
+        ]
+
+
+def picture(seed: int, width: int, height: int) -> bytes:
+    """Return an image of noise, as the bytes of a PNG."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    noise = random.Random(seed).randbytes(3 * width * height)
+    Image.frombytes("RGB", (width, height), noise).save(file, "PNG")
+    return file.getvalue()
+
+
+def _parts(images: Iterable[bytes]) -> Iterable[dict[str, Any]]:
+    for number, image in enumerate(images):
+        yield {"type": "text", "text": f"{number} + 1"}
+        yield {"type": "image", "image": image}
 
 
 class BlockEnds(Splitter):

@@ -40,6 +40,10 @@ class RolloutTable(SamplingChoice, frozen=True, forbid_unknown_fields=False, omi
     """Tokens are drawn from the most probable ones whose probabilities add up to this."""
     top_k: Annotated[int, Meta(ge=0, le=MOST_TOP_K)] = 0
     """Tokens are drawn from so many of the most probable ones; 0 means no limit."""
+    image_roots: tuple[str, ...] = ()
+    """Directories beneath which prompts may name images by their paths, relative to the config file. Without
+    any it is the directory of the prompts file, and a prompt of a program or of a request has none.
+    """
 
 
 class Config(Struct, frozen=True):
@@ -141,7 +145,7 @@ def make_config(
         _no_duplicates(seer.slots.chain(slot), f"[seer.slots].{slot}")
     return Config(
         seer,
-        structure(_table(tree, "rollout"), RolloutTable, "rollout"),
+        _rollout_table(_table(tree, "rollout"), base_dir),
         {name: structure(_table(tree, name), further[name].load(), name) for name in further if name in tree},
         _tables(tree, "engine"),
         _tables(tree, "plugin"),
@@ -214,6 +218,12 @@ def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(table, dict):
         raise ConfigError(f"{name} must be a table, not {quote(table)}; write [{name}]")
     return table
+
+
+def _rollout_table(tree: Mapping[str, Any], base_dir: Path) -> RolloutTable:
+    table = structure(tree, RolloutTable, "rollout")
+    roots = tuple(str((base_dir / Path(root).expanduser()).absolute()) for root in table.image_roots)
+    return msgspec.structs.replace(table, image_roots=roots)
 
 
 def _tables(tree: Mapping[str, Any], name: str) -> Mapping[str, Mapping[str, Any]]:

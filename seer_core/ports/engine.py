@@ -17,6 +17,8 @@ from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec
 
 __all__ = [
+    "IMAGES",
+    "IMAGE_PART",
     "ChangingFleet",
     "ChunkEnder",
     "ChunkJob",
@@ -27,6 +29,7 @@ __all__ = [
     "EngineFleet",
     "ForeignInstance",
     "HeldClock",
+    "ImageTokenizer",
     "InstanceClient",
     "InstanceSink",
     "ModelInfo",
@@ -35,6 +38,10 @@ __all__ = [
     "ReplyTokenizer",
     "Tokenizer",
 ]
+
+
+IMAGES = "images"
+"""The attachment that says where a prompt's images are: the digest, offset and length of each."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -58,10 +65,15 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """The names in prompts' ``attachments`` under which the engines can go on with a response, those within
     tables with dots between them; under others it is not divided.  None where engines take no attachments.
     """
+    takes_images: bool = False
+    """Whether prompts may have images, for which the tokenizer is an ``ImageTokenizer`` then.  They are the
+    attachment ``IMAGES``, and divided.
+    """
 
     def undivided(self, attachments: Mapping[str, Any]) -> list[str]:
         """Return the names in a prompt's attachments under which its responses are not divided."""
-        return sorted(_undivided(attachments, set(self.divided_attachments or ())))
+        divided = {*(self.divided_attachments or ()), *((IMAGES,) if self.takes_images else ())}
+        return sorted(_undivided(attachments, divided))
 
 
 def _undivided(attachments: Mapping[str, Any], divided: set[str], table: str = "") -> Iterator[str]:
@@ -332,6 +344,35 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of generated ids, special tokens left out."""
+        ...
+
+
+IMAGE_PART: Mapping[str, Any] = {"type": "image"}
+"""Stands among the parts of a message where an image is; no other part of this type does."""
+
+
+@runtime_checkable
+class ImageTokenizer(Protocol):
+    """The further method of a ``Tokenizer`` whose model takes images.
+
+    ``encode_chat`` then takes messages with ``IMAGE_PART``, of which each becomes one place.
+    """
+
+    def place_images(
+        self, token_ids: Sequence[int], sizes: Sequence[tuple[int, int]]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return a prompt in which each place of an image has become as many tokens as the image takes.
+
+        Args:
+            token_ids: the prompt, with one token for each image.
+            sizes: width and height of each image, in pixels.
+
+        Returns:
+            The tokens, and for each image the offset of its first one and their number.
+
+        Raises:
+            PromptError: there are more or fewer images than places, or the model takes no such size.
+        """
         ...
 
 

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from seer_host.images import PlacedImages
+
 from seer_core.errors import PromptError, quote
 from seer_core.model import MOST_RESPONSES, InstanceInfo, PromptGroup, Sampling, StructuredOutputs
 from seer_core.model.sampling import MOST_BIAS, MOST_PENALTY, MOST_TOP_K, MOST_TOP_LOGPROBS
@@ -67,7 +69,10 @@ def problem_of(group: PromptGroup, model: ModelInfo) -> str | None:
     for name in sampling.controls:
         if name not in model.controls:
             return f"{name} is not supported by this engine; leave it out"
-    if group.attachments and model.divided_attachments is None:
+    placed = isinstance(group.attachments, PlacedImages)
+    if placed and not model.takes_images:
+        return "this engine takes no images with this model; leave them out"
+    if group.attachments and not placed and model.divided_attachments is None:
         return "attachments are not supported by this engine; leave them out"
     if sampling.min_tokens > group.max_tokens:
         return (

@@ -20,6 +20,7 @@ from seer_core.plugins.config import nearest
 from seer_core.plugins.config_types import Positive
 from seer_core.ports.engine import ModelInfo, Tokenizer
 from seer_session.group_checks import MOST_SEED, problem_of
+from seer_session.images import ImageReader, image_parts, place_images
 from seer_session.long_texts import end_beyond, text_of
 from seer_session.rollouts import digest_of_prompt
 
@@ -71,8 +72,12 @@ class PromptRecord(SamplingChoice, frozen=True, forbid_unknown_fields=True, omit
     family: str | None = None
     """The family of the group. Groups of a family are siblings to each other, as responses of one group are.
     """
+    images: tuple[Any, ...] = ()
+    """The prompt's images, in the order of their places: each a path or a data URL, in Python bytes too. The
+    parts of messages may name images themselves.
+    """
     attachments: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Further fields for an engine that takes some, such as images or an adapter; they go to it unread."""
+    """Further fields for an engine that takes some, such as an adapter; they go to it unread."""
 
 
 class BadPrompt(Struct, frozen=True):
@@ -118,7 +123,8 @@ def read_prompts(
     groups: list[PromptGroup] = []
     skipped: list[BadPrompt] = []
     seen: dict[str, int] = {}
-    maker = _Maker(defaults, model, tokenizer, seed, iteration)
+    reader = ImageReader(defaults.image_roots, Path(path).parent)
+    maker = _Maker(defaults, model, tokenizer, seed, iteration, reader)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -165,7 +171,8 @@ def make_groups(
         PromptError: a record cannot be rolled out.
     """
     groups = []
-    maker = _Maker(defaults, model, tokenizer, seed, iteration, named or {}, most_tokens)
+    reader = ImageReader(defaults.image_roots)
+    maker = _Maker(defaults, model, tokenizer, seed, iteration, reader, named or {}, most_tokens)
     for number, record in enumerate(records, 1):
         try:
             groups.append(maker.group(msgspec.convert(record, PromptRecord, str_keys=True)))
@@ -208,6 +215,7 @@ class _Maker:
     tokenizer: Tokenizer | None
     seed: int
     iteration: int
+    reader: ImageReader
     earlier: Mapping[str, int] = attrs.Factory(dict)
     most_tokens: int | None = None
     names: Counter[str] = attrs.Factory(Counter)
@@ -224,7 +232,7 @@ class _Maker:
             )
         if record.seed is not None and record.seeds is not None:
             raise PromptError("give seed or seeds, and not both")
-        token_ids = tuple(_token_ids(record, self.tokenizer, self.model.max_model_tokens))
+        token_ids, attachments = self._prompt(record)
         group = PromptGroup(
             id="unnamed" if record.group_id is None else record.group_id,
             prompt_token_ids=token_ids,
@@ -236,14 +244,30 @@ class _Maker:
             timeout_s=record.timeout_s,
             trajectories=record.trajectories or (),
             family=record.family or "",
-            attachments=record.attachments,
+            attachments=attachments,
             seeds=record.seeds or (),
         )
         problem = problem_of(group, self.model)
         if problem is not None:
             raise PromptError(problem)
-        group_id = self._name(group.prompt_token_ids) if record.group_id is None else record.group_id
+        group_id = self._name(group) if record.group_id is None else record.group_id
         return msgspec.structs.replace(group, id=group_id, seed=self._group_seed(record, group_id))
+
+    def _prompt(self, record: PromptRecord) -> tuple[tuple[int, ...], Mapping[str, Any]]:
+        """Return the tokens of a prompt, those of its images among them, and its attachments."""
+        messages, parts = image_parts(record.messages or ())
+        if parts:
+            record = msgspec.structs.replace(record, messages=messages)
+        if not (parts or record.images):
+            return tuple(_token_ids(record, self.tokenizer, self.model.max_model_tokens)), record.attachments
+        if not self.model.takes_images:
+            raise PromptError("this engine takes no images with this model; leave them out")
+        if record.attachments:
+            raise PromptError("give images or attachments, and not both")
+        images = self.reader.all(parts, record.images)
+        token_ids = _token_ids(record, self.tokenizer, self.model.max_model_tokens)
+        placed, attachments = place_images(token_ids, images, self.tokenizer)
+        return tuple(placed), attachments
 
     def _group_seed(self, record: PromptRecord, group_id: str) -> int:
         """Return the group's seed; 0 where it is not read."""
@@ -264,9 +288,9 @@ class _Maker:
             self.samplings[:] = [found]
         return self.samplings[0]
 
-    def _name(self, token_ids: Sequence[int]) -> str:
+    def _name(self, group: PromptGroup) -> str:
         """Return 12 hexadecimal digits that depend on the prompt alone, and a number if it recurs."""
-        digest = digest_of_prompt(token_ids)
+        digest = digest_of_prompt(group)
         self.names[digest] += 1
         number = self.earlier.get(digest, 0) + self.names[digest]
         return digest if number == 1 else f"{digest}-{number}"

@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 import msgspec
+from seer_host.images import PlacedImages
 
 from seer_core.model import Completion, PromptGroup, WrittenResponse
 from seer_core.model.arrays import Logprobs, Tokens
@@ -161,10 +162,13 @@ class Rollout(CoreRollout):
 
 def _named_after(group: PromptGroup) -> str | None:
     """Return the digest of a group's prompt if that is its id, or its id with a number; None if it is not."""
-    digest = digest_of_prompt(group.prompt_token_ids)
+    digest = digest_of_prompt(group)
     return digest if group.id == digest or group.id.startswith(f"{digest}-") else None
 
 
-def digest_of_prompt(token_ids: Sequence[int]) -> str:
-    """Return 12 hexadecimal digits that depend on a prompt's tokens alone."""
-    return hashlib.blake2b(msgspec.msgpack.encode(token_ids), digest_size=6).hexdigest()
+def digest_of_prompt(group: PromptGroup) -> str:
+    """Return 12 hexadecimal digits that depend on a prompt's tokens and images alone."""
+    digest = hashlib.blake2b(msgspec.msgpack.encode(group.prompt_token_ids), digest_size=6)
+    if isinstance(group.attachments, PlacedImages):
+        digest.update(" ".join(group.attachments.digests).encode())
+    return digest.hexdigest()

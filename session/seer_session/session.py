@@ -21,6 +21,7 @@ from seer_core.ports.environment import Environment
 from seer_core.ports.policy import Observer
 from seer_core.ports.weights import WeightSpec
 from seer_session.contained import Contained
+from seer_session.images import names_images
 from seer_session.journal import Journal
 from seer_session.results import RolloutResult
 from seer_session.rollouts import Rollout
@@ -373,7 +374,11 @@ class SessionRollout:
         self._call(self._add(list(records), iteration))
 
     async def _add(self, records: Iterable[Mapping[str, Any]], iteration: int | None) -> None:
-        groups = self._runtime.groups(records, iteration)
+        records = list(records)
+        if any(map(names_images, records)):
+            groups = await asyncio.to_thread(self._runtime.groups, records, iteration)
+        else:
+            groups = self._runtime.groups(records, iteration)
         await self._rollout.room(sum(group.n for group in groups))
         self._rollout.add(groups)
 

@@ -24,7 +24,7 @@ from vllm import EngineArgs, SamplingParams
 from vllm import __version__ as vllm_version
 from vllm.config import KVTransferConfig
 from vllm.exceptions import VLLMClientError
-from vllm.inputs.engine import tokens_input
+from vllm.inputs.engine import MultiModalInput, TokensInput, tokens_input
 from vllm.logprobs import FlatLogprobs
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
@@ -40,13 +40,14 @@ from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
 from seer_core.model.arrays import Logprobs, PromptLogprobs, TopLogprobs
 from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec
-from seer_core.ports.engine import ChunkJob
+from seer_core.ports.engine import IMAGES, ChunkJob
 from seer_core.ports.kv import Bytes, KVStore
 from seer_core.ports.weights import WeightSpec, directory
 from seer_vllm import adapters, internals, patches
 from seer_vllm.bench import VllmBench
 from seer_vllm.connector import StoreConnector
 from seer_vllm.draft_lengths import lengths_of
+from seer_vllm.images import VllmImages
 from seer_vllm.kv_groups import bytes_per_token, room_of
 from seer_vllm.parts import parts_of
 from seer_vllm.proposer import own_method, speculative_config
@@ -89,6 +90,7 @@ class VllmAdapter(EngineAdapter):
             lengths = ()
         # Without it vLLM keeps no window and no state of a response for the chunk that goes on with it.
         settings.setdefault("prefix_cache_retention_interval", None)
+        settings.setdefault("mm_processor_cache_gb", 0)  # ``VllmImages`` keeps what is processed
         args = EngineArgs(
             **settings,
             speculative_config=None
@@ -136,6 +138,7 @@ class VllmAdapter(EngineAdapter):
             reason = f"one of its {self._parts.ranks} ranks has ended"
             end = partial(end_after_grace, reason, lambda: self._closing)
             self._core.model_executor.register_failure_callback(end)
+        self._images = VllmImages(self.engine)
         self._requests: dict[str, str] = {}
         """vLLM's ids of running chunks, by Seer's."""
         model = self.engine.vllm_config.model_config.model
@@ -154,7 +157,9 @@ class VllmAdapter(EngineAdapter):
     def submit(self, job: ChunkJob, salt: str, script: ScriptedTokens | None = None) -> None:
         """Queue a chunk; what emulates the steps finds a script in its ``extra_args``."""
         try:
-            prompt = tokens_input(job.token_ids, cache_salt=salt)
+            prompt: TokensInput | MultiModalInput = tokens_input(job.token_ids, cache_salt=salt)
+            if IMAGES in job.attachments:
+                prompt = self._images.input(job, salt)
             params = _sampling_params(job, self._end_token_ids, script)
             request_id = self.engine.add_request(job.id, prompt, params, lora_request=self._adapter)
         except (VLLMClientError, ValueError) as error:
@@ -162,6 +167,14 @@ class VllmAdapter(EngineAdapter):
         self._requests[job.id] = request_id
         if self.drafts is not None:
             self.drafts.open(request_id, job)
+
+    def hold_image(self, digest: str, data: bytes) -> None:
+        """Hold the file of an image."""
+        self._images.hold(digest, data)
+
+    def drop_images(self, digests: Sequence[str]) -> None:
+        """Forget images."""
+        self._images.drop(digests)
 
     def abort(self, job_ids: Sequence[str]) -> None:
         """Drop running chunks."""
@@ -224,12 +237,14 @@ class VllmAdapter(EngineAdapter):
         self._end_loads()
         if not self.engine.reset_prefix_cache():
             raise Rejected(UNRESET)
+        self.engine.reset_encoder_cache()
 
     def clear_kv(self) -> None:
         """Drop all cached KV, and write zeros over its memory."""
         self._end_loads()
         if not self.engine.reset_prefix_cache():
             raise EngineError(UNRESET)
+        self.engine.reset_encoder_cache()
         self._call("seer_clear_kv")
 
     def share_kv(

@@ -139,6 +139,7 @@ def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher |
         own_methods=OWN_METHODS,
         trust_remote_code=bool(settings.engine_args.get("trust_remote_code")),
         skip_tokenizer=bool(settings.engine_args.get("skip_tokenizer_init")),
+        takes_images=True,
     )
 
 

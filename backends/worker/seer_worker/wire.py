@@ -24,12 +24,14 @@ __all__ = [
     "Called",
     "ControlCall",
     "Degraded",
+    "DropImages",
     "EndChunkEarly",
     "Failed",
     "Fatal",
     "Finished",
     "ForgetGroup",
     "FromWorker",
+    "HoldImage",
     "MeasureSteps",
     "Measured",
     "PoolMessage",
@@ -131,6 +133,19 @@ class ForgetGroup(msgspec.Struct, frozen=True, tag=True):
     group_id: str
 
 
+class HoldImage(msgspec.Struct, frozen=True, tag=True):
+    """Hold the file of an image, which chunks name by its digest, silently."""
+
+    digest: str
+    data: bytes
+
+
+class DropImages(msgspec.Struct, frozen=True, tag=True):
+    """Drop images that no chunk needs, silently."""
+
+    digests: tuple[str, ...]
+
+
 class ResetCache(msgspec.Struct, frozen=True, tag=True):
     """Forget all cached KV and all that drafting remembers; answered by ``Called``."""
 
@@ -183,6 +198,8 @@ ToWorker = (
     | EndChunkEarly
     | AddSiblingTokens
     | ForgetGroup
+    | HoldImage
+    | DropImages
     | PoolMessage
     | ControlCall
     | Shutdown

@@ -118,6 +118,7 @@ TITLES = {
     "fingerprints": "weights' fingerprint",
     "turns": "answers by an environment",
     "end_token_ids": "tokens that end a response",
+    "attachments": "digest of images or attachments",
     "seeds": "list of seeds",
 }
 """How a user calls what is not called so in a prompts file."""

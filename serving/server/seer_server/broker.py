@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import msgspec
 import structlog
+from seer_session.images import names_images
 from seer_session.journal import Journal
 from seer_session.long_texts import LONG_TEXT, characters_of
 from seer_session.rollouts import Rollout
@@ -416,8 +417,8 @@ class RolloutBroker(Observer):
         fitting: bool = False,
         turn: AgentTurn | None = None,
     ) -> Subscription:
-        """As ``submit``; long text is encoded beside the event loop, that of one request at a time."""
-        if _characters(records) < LONG_TEXT:
+        """As ``submit``; long text and images are read beside the event loop, one request at a time."""
+        if _is_soon_read(records):
             return self.submit(records, streams, iteration, fitting=fitting, turn=turn)
         async with self._encoding:
             self.require_rollout()
@@ -433,7 +434,7 @@ class RolloutBroker(Observer):
         Raises:
             PromptError: it cannot be rolled out.
         """
-        if _characters([record]) < LONG_TEXT:
+        if _is_soon_read([record]):
             [group] = self.runtime.groups([record], iteration=0, fitting=True)
             return group.prompt_token_ids
         async with self._encoding:
@@ -600,7 +601,9 @@ class RolloutBroker(Observer):
             subscription.updates.complete(completion)
 
 
-def _characters(records: Iterable[Mapping[str, Any]]) -> int:
-    """Return about how much text the prompts of records are."""
+def _is_soon_read(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the prompts of records are little text, and no images."""
+    if any(map(names_images, records)):
+        return False
     names = ("prompt", "messages", "chat_template_kwargs")
-    return sum(characters_of(*map(record.get, names)) for record in records)
+    return sum(characters_of(*map(record.get, names)) for record in records) < LONG_TEXT

@@ -15,6 +15,7 @@ from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from seer_core.errors import PromptError, quote
+from seer_core.ports.engine import IMAGE_PART
 
 __all__ = ["ContentFormat", "content_format", "prepare", "texts_of"]
 
@@ -66,6 +67,7 @@ def prepare(messages: Sequence[Mapping[str, Any]], template_source: str) -> list
       where they are none, so that a chat goes on after a call that was cut; reasoning has both its names.
     - Messages of the role ``developer`` are the system's where the template lacks that role; all messages of
       the system are then one, at the beginning.
+    - ``IMAGE_PART`` stays, where the template reads parts.
     - Fields that Seer does not read are handed on, as transformers does.
 
     Raises:
@@ -108,10 +110,18 @@ def _message(number: int, message: Any, form: ContentFormat) -> dict[str, Any]:
             f"message {number}, of role {quote(role)}, has no content; give it text, or leave it out"
         )
     parts = list(_parts(number, message))
-    texts = [text for text, _ in parts]
+    texts = [text for text, further in parts if further is not IMAGE_PART]
     read: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
     if form == "openai" and role != "tool":
-        read["content"] = [{"type": "text", "text": text, **further} for text, further in parts]
+        read["content"] = [
+            {**further} if further is IMAGE_PART else {"type": "text", "text": text, **further}
+            for text, further in parts
+        ]
+    elif len(texts) < len(parts):
+        raise PromptError(
+            f"message {number}, of role {quote(role)}, has an image, which this chat template does not show"
+            " there; leave it out"
+        )
     if role == "assistant":
         read |= _of_assistant(number, message)
     elif role == "tool" and "tool_call_id" in message:
@@ -124,7 +134,7 @@ def _message(number: int, message: Any, form: ContentFormat) -> dict[str, Any]:
     }
 
 
-def _parts(number: int, message: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parts(number: int, message: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the text of each part, and the part's fields that have no meaning of their own."""
     content = message.get("content")
     content = [] if content is None else [content] if isinstance(content, str) else content
@@ -139,14 +149,18 @@ def _parts(number: int, message: Mapping[str, Any]) -> Iterator[tuple[str, dict[
         yield text, further
 
 
-def _part(number: int, part: Any) -> tuple[str, dict[str, Any]]:
+def _part(number: int, part: Any) -> tuple[str, Mapping[str, Any]]:
+    if part is IMAGE_PART:
+        return "", IMAGE_PART
     if not isinstance(part, Mapping):
         raise PromptError(f"message {number} has the part {quote(part)}; give text, or a part of type 'text'")
     kind, given = part.get("type"), {str(name): value for name, value in part.items() if value is not None}
     media = next((name for name in (str(kind), *given) if MEDIA.search(name)), None)
     if media is not None:
         what = f"a part of type {quote(media)}"
-        raise PromptError(f"message {number} has {what}, and Seer rolls out text alone; leave it out")
+        raise PromptError(
+            f"message {number} has {what}, and Seer rolls out text, and images of prompts; leave it out"
+        )
     field = TEXT_FIELDS.get(kind) if isinstance(kind, str) else None
     if field is None:
         what = f"a part of type {quote(kind)}"

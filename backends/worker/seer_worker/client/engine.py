@@ -12,7 +12,7 @@ import msgspec
 from seer_host.json_files import describe_flaw
 from seer_host.machine_probe import MachineProbe
 
-from seer_core.errors import EngineError
+from seer_core.errors import EngineError, PromptError
 from seer_core.model import InstanceInfo
 from seer_core.model.events import InstanceDegraded, InstanceReported
 from seer_core.ports.contracts import implemented
@@ -21,6 +21,7 @@ from seer_core.ports.engine import ChunkJob, InstanceSink
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec
 from seer_worker.client.digest import digest_of
+from seer_worker.client.images import HeldImages
 from seer_worker.client.running_worker import RunningWorker
 from seer_worker.seer_version import seer_version
 from seer_worker.wire import (
@@ -92,6 +93,7 @@ class WorkerClient:
         self.spec = spec
         self._chunks: set[str] = set()
         """The chunks that the worker has not answered."""
+        self._images = HeldImages()
         self._labels = dict(labels or {})
         self._drafter: Drafter | None = None
         self._shares_text = False
@@ -165,13 +167,21 @@ class WorkerClient:
 
     def submit(self, job: ChunkJob) -> None:
         """Queue a chunk; on an instance just lost it is void with the others."""
-        if self._up:
-            self._chunks.add(job.id)
+        if not self._up:
+            return
+        self._chunks.add(job.id)
+        try:
+            for message in self._images.open(job.id, job.attachments):
+                self._send(message)
+        except PromptError as error:
+            failed = Failed(job.id, str(error))
+            asyncio.get_running_loop().call_soon(self._receive, failed)
+        else:
             self._send(Submit(job))
 
     def abort(self, job_id: str) -> None:
         """Drop a chunk."""
-        self._chunks.discard(job_id)
+        self._over(job_id)
         self._send(AbortChunk(job_id))
 
     def end_chunk(self, job_id: str) -> None:
@@ -279,10 +289,10 @@ class WorkerClient:
             return
         match message:
             case Finished(output) if output.job_id in self._chunks:
-                self._chunks.discard(output.job_id)
+                self._over(output.job_id)
                 sink.chunk_finished(self.id, output)
             case Failed(job_id, reason) if job_id in self._chunks:
-                self._chunks.discard(job_id)
+                self._over(job_id)
                 sink.chunk_failed(self.id, job_id, reason)
             case Streamed(piece) if piece.job_id in self._chunks:
                 sink.chunk_streamed(self.id, piece)
@@ -311,6 +321,11 @@ class WorkerClient:
         self._up = False
         self._sink = None
         self._chunks.clear()
+        self._images.clear()
+
+    def _over(self, job_id: str) -> None:
+        self._chunks.discard(job_id)
+        self._images.close(job_id)
 
     def _send(self, message: ToWorker) -> None:
         if self._up:

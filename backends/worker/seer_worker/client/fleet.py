@@ -31,6 +31,7 @@ from seer_worker.client.local import LocalLauncher
 from seer_worker.client.process_client import Launch, ProcessClient
 from seer_worker.client.tokenizer_reader import TokenizerReader
 from seer_worker.tokenizer import ModelTokenizer, has_tokenizer
+from seer_worker.tokenizer.images import ImagePlaces
 
 __all__ = [
     "Few",
@@ -178,6 +179,7 @@ def make_fleet(
     ignores_kv_pool: bool = False,
     trust_remote_code: bool = False,
     skip_tokenizer: bool = False,
+    takes_images: bool = False,
 ) -> WorkerFleet:
     """Return the instances of the table ``[engine.<name>]``, not yet started.
 
@@ -198,6 +200,7 @@ def make_fleet(
         ignores_kv_pool: likewise.
         trust_remote_code: whether the tokenizer may run code of the model's directory.
         skip_tokenizer: whether the model's tokenizer, if there is one, is left alone.
+        takes_images: whether the engine takes images, with a model for which they can be placed.
 
     Raises:
         ConfigError: there is no such model, or a setting does not fit it.
@@ -233,7 +236,8 @@ def make_fleet(
     ]
     if not textual:
         controls = tuple(each for each in controls if each not in NEEDS_TOKENIZER)
-    model = msgspec.structs.replace(model, digest=digest, controls=controls)
+    seeing = takes_images and textual and ImagePlaces.read(model_dir) is not None
+    model = msgspec.structs.replace(model, digest=digest, controls=controls, takes_images=seeing)
     tokenizer = ModelTokenizer(model_dir, trust_remote_code, read) if textual else None
     return WorkerFleet(engines, RealClock(), model, tokenizer)
 

@@ -249,6 +249,21 @@ class EngineAdapter(Protocol):
         ...
 
     @optional
+    def hold_image(self, digest: str, data: bytes) -> None:
+        """Hold the file of an image.
+
+        Chunks with images follow: the attachment ``images`` has digest, offset and length of each, and at
+        these places among ``token_ids`` are the tokens that stand for it.  Without this method such chunks
+        are refused.
+        """
+        return
+
+    @optional
+    def drop_images(self, digests: Sequence[str]) -> None:
+        """Forget images that no running chunk needs."""
+        return
+
+    @optional
     def written(self, job_id: str, start: int) -> tuple[Sequence[int], Sequence[float]]:
         """Return tokens and log-probs of a running chunk, without its first ``start``; there may be none.
 

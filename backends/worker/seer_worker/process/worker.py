@@ -21,7 +21,7 @@ from seer_core.errors import EngineError
 from seer_core.model.sampling import StructuredOutputs
 from seer_core.ports.contracts import implemented
 from seer_core.ports.drafting import DraftContext, StepTimes
-from seer_core.ports.engine import ChunkJob
+from seer_core.ports.engine import IMAGES, ChunkJob
 from seer_core.ports.kv import KVStore, StoreContext
 from seer_core.ports.weights import WeightSpec
 from seer_worker.process.adapter import EndedChunk, EngineAdapter, Rejected
@@ -39,10 +39,12 @@ from seer_worker.wire import (
     Called,
     ControlCall,
     Degraded,
+    DropImages,
     EndChunkEarly,
     Failed,
     Finished,
     ForgetGroup,
+    HoldImage,
     Measured,
     MeasureSteps,
     PoolMessage,
@@ -145,6 +147,12 @@ class Worker:
                     self._drafts.forget(group_id)
                 if self._pooled is not None:
                     self._pooled.forget_group(group_id)
+            case HoldImage(digest, data):
+                if hold_image := implemented(self.adapter, "hold_image"):
+                    hold_image(digest, data)
+            case DropImages(digests):
+                if drop_images := implemented(self.adapter, "drop_images"):
+                    drop_images(digests)
             case PoolMessage(note):
                 if self._pooled is not None:
                     self._pooled.store.receive(note)
@@ -159,6 +167,8 @@ class Worker:
         """Queue a chunk; a ``Rejected`` gives it back."""
         if job.sampling.structured_outputs is not None:
             self._check_grammar(job.sampling.structured_outputs)
+        if IMAGES in job.attachments and implemented(self.adapter, "hold_image") is None:
+            raise Rejected("this engine takes no images")
         self.adapter.submit(job, self._salt)
         self._jobs[job.id] = job
         self._stops.open(job)

@@ -12,6 +12,7 @@ from seer_host.json_files import describe_flaw
 from seer_core.errors import PromptError, SeerError
 from seer_worker.chat.messages import prepare
 from seer_worker.chat.replies import reply_text
+from seer_worker.tokenizer.images import ImagePlaces
 from seer_worker.tokenizer.library import LibraryTokenizer, read
 from seer_worker.tokenizer.reading import TokenizerReading
 from seer_worker.tokenizer.templates import ChatTemplates
@@ -101,6 +102,18 @@ class ModelTokenizer:
         ids = self._encode(text, add_special_tokens=False)
         return ids[1:] if ids and ids[:1] == list(written[-1:]) else ids
 
+    def place_images(
+        self, token_ids: Sequence[int], sizes: Sequence[tuple[int, int]]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return a prompt with as many tokens for each image as it takes, and where these are.
+
+        Raises:
+            PromptError: there are not as many places as images, or the model takes no such image.
+        """
+        if self._places is None:
+            raise PromptError(f"the model in {self._dir} takes no images that Seer can place; leave them out")
+        return self._places.place(token_ids, sizes)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of generated ids, special tokens left out."""
         return self._decode(token_ids, skip_special_tokens=True)
@@ -150,6 +163,10 @@ class ModelTokenizer:
     def _library(self) -> LibraryTokenizer:
         """The tokenizer, if it is written in Python."""
         return LibraryTokenizer(self._dir, self._trust_remote_code)
+
+    @cached_property
+    def _places(self) -> ImagePlaces | None:
+        return ImagePlaces.read(self._dir)
 
     @cached_property
     def _templates(self) -> ChatTemplates:

@@ -1,0 +1,139 @@
+"""Prompts with images: the tokens of vLLM's own, wherever and however a response is written."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import attrs
+import msgspec
+import pytest
+
+from tests.support.installed import skip_without
+
+pytest.register_assert_rewrite("backends.tests.families")
+pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
+skip_without("vllm")
+skip_without("PIL")
+
+from seer_host.images import PlacedImages, PromptImage  # noqa: E402
+from seer_session.assembly import fill_slots  # noqa: E402
+
+from backends.tests.mover import Mover  # noqa: E402
+from bench.models import BlockEnds, FamilyRun, picture  # noqa: E402
+from seer_core.scheduling.scheduler import Slot  # noqa: E402
+
+pytestmark = pytest.mark.engine
+
+PLUGINS = ("divided_rollout", "context_sched", "grouped_spec")
+BOUND_S = 600
+VLLM_ALONE = """
+import io, json, sys
+from PIL import Image
+from vllm import LLM, SamplingParams
+
+given = json.load(sys.stdin)
+llm = LLM(given["model"], dtype="float32", enforce_eager=True, max_model_len=1024, max_num_seqs=16,
+          kv_cache_memory_bytes=32 << 20)
+texts = []
+for prompt, images in given["prompts"]:
+    data = {"image": [Image.open(io.BytesIO(bytes.fromhex(image))) for image in images]}
+    params = SamplingParams(temperature=0, max_tokens=given["max_tokens"], ignore_eos=True)
+    [answer] = llm.generate({"prompt_token_ids": prompt, "multi_modal_data": data}, params)
+    texts.append([list(answer.prompt_token_ids), list(answer.outputs[0].token_ids)])
+print("\\n" + json.dumps(texts))
+"""
+
+
+def alone(run, groups, image_token):
+    """Return prompts and greedy responses of vLLM without Seer, which fills the places of images itself."""
+    prompts = []
+    for group in groups:
+        ids, end = [], 0
+        for place in group.attachments["images"]:
+            ids += [*group.prompt_token_ids[end : place["offset"]], image_token]
+            end = place["offset"] + place["length"]
+        images = [group.attachments.sources[digest].data.hex() for digest in group.attachments.digests]
+        prompts.append(([*ids, *group.prompt_token_ids[end:]], images))
+    given = {"model": str(run.models[0]), "prompts": prompts, "max_tokens": groups[0].max_tokens}
+    answer = subprocess.run(
+        [sys.executable, "-c", VLLM_ALONE],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+    )
+    assert answer.returncode == 0, answer.stderr[-4000:]
+    return json.loads(answer.stdout.splitlines()[-1])
+
+
+def moving(run, runtime, plugins, acts=()):
+    """Return strategies that move every chunk to another instance, and do harm on the way."""
+    strategies = fill_slots(run.config("local", plugins, run.models[0]))
+    placer = Slot("placer", "mover", Mover(acts))
+    splitter = Slot("splitter", "blocks", BlockEnds(run.block_tokens))
+    policies = attrs.evolve(strategies.policies, placer=placer, splitter=splitter)
+    return attrs.evolve(strategies, policies=policies, drafter=runtime.drafter)
+
+
+def tokens_of(result):
+    return {each.request_id: list(each.token_ids) for each in result.completions}
+
+
+def test_images_move_are_drafted_and_survive_a_kill_with_the_tokens_of_vllm_alone(tmp_path):
+    run = FamilyRun("vllm", "Qwen2-VL", tmp_path, ())
+    run.block_tokens = 32
+
+    async def respond():
+        async with run.started("local", PLUGINS) as runtime:
+            groups = runtime.groups(run.pictured(), iteration=0)
+            whole = await runtime.rollout(groups).wait()
+            await runtime.reset_caches()
+
+            def kill():
+                os.kill(runtime.engines["vllm-1"].worker.pid, signal.SIGKILL)
+                return True
+
+            await runtime.use(moving(run, runtime, PLUGINS, [(12, kill)]))
+            moved = await runtime.rollout(groups).wait()
+            [wrong] = runtime.groups(run.pictured()[:1], iteration=1)
+            return groups, whole, moved, await refusals(runtime, wrong, tmp_path)
+
+    groups, whole, moved, (other_length, changed) = asyncio.run(asyncio.wait_for(respond(), BOUND_S))
+    assert moved.summary.instances_lost == 1
+    assert moved.summary.migrations > 10
+    assert moved.summary.pool_tokens > 0
+    assert moved.summary.accepted_tokens > 0
+    assert tokens_of(moved) == tokens_of(whole)
+    assert "vLLM makes 16 tokens of an image for which the prompt has 15" in other_length
+    assert "has changed since the prompt was read" in changed
+    greedy = [group for group in groups if not group.sampling.temperature]
+    assert len(greedy) == 2
+    image_token = greedy[0].prompt_token_ids[greedy[0].attachments["images"][0]["offset"]]
+    for group, (prompt, text) in zip(greedy, alone(run, greedy, image_token), strict=True):
+        assert prompt == list(group.prompt_token_ids)
+        for index in range(group.n):
+            assert text == tokens_of(whole)[f"{group.id}/{index}"]
+
+
+async def refusals(runtime, group, folder):
+    """Return why chunks with a wrong length of an image, and with a file that has changed, fail."""
+    [image], [place] = group.attachments.sources.values(), group.attachments["images"]
+    path = folder / "other.png"
+    path.write_bytes(picture(9, 60, 80))
+    changed = PromptImage("0" * 32, image.width, image.height, path)
+    wrong = [
+        PlacedImages([image], [(place["offset"], place["length"] - 1)]),
+        PlacedImages([changed], [(place["offset"], place["length"])]),
+    ]
+    groups = [
+        msgspec.structs.replace(group, id=f"wrong-{number}", n=1, attachments=attachments)
+        for number, attachments in enumerate(wrong)
+    ]
+    result = await runtime.rollout(groups).wait()
+    found = {each.group_id: each for each in result.completions}
+    assert {each.finish_reason for each in result.completions} == {"error"}
+    return [found[each.id].error for each in groups]

@@ -1,0 +1,192 @@
+"""Images of prompts: named by a digest, bounded, and decoded alike in every process, or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import warnings
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from seer_core.errors import ConfigError, PromptError, printable
+from seer_core.ports.engine import IMAGES
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = [
+    "MOST_IMAGE_BYTES",
+    "MOST_PIXELS",
+    "PlacedImages",
+    "PromptImage",
+    "decode_image",
+    "read_image_file",
+]
+
+MOST_IMAGE_BYTES = 32 << 20
+"""Of an image's file."""
+
+MOST_PIXELS = 50_000_000
+"""Of an image, before a model's processor makes it smaller; three bytes each are held while it is decoded."""
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""Pillow's names of the formats that are read."""
+
+CLEAR = ("LA", "La", "PA", "RGBA", "RGBa")
+"""Pillow's modes of images that are transparent in places."""
+PLAIN = ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr")
+"""Its modes of others that become 8-bit RGB."""
+
+_opening = threading.Lock()
+
+
+@attrs.frozen
+class PromptImage:
+    """An image of a prompt that has been read: which one it is, its size, and where its bytes are.
+
+    Its bytes are held, or read again from the file when an instance needs them.
+    """
+
+    digest: str
+    """32 hexadecimal digits that depend on the file's bytes."""
+    width: int
+    """The pixels of a row, once the image is upright."""
+    height: int
+    """The rows."""
+    path: Path | None = None
+    data: bytes | None = attrs.field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, data: bytes, path: Path | None = None) -> PromptImage:
+        """Decode an image; its bytes are held unless it has a ``path``.
+
+        Raises:
+            PromptError: as ``decode_image``.
+        """
+        width, height = decode_image(data).size
+        return cls(_digest(data), width, height, path, data if path is None else None)
+
+    def read(self) -> bytes:
+        """Return the file's bytes.
+
+        Raises:
+            PromptError: the file is gone, or has other bytes by now.
+        """
+        if self.data is not None:
+            return self.data
+        assert self.path is not None
+        data = read_image_file(self.path)
+        if _digest(data) != self.digest:
+            raise PromptError(f"the image {printable(str(self.path))} has changed since the prompt was read")
+        return data
+
+
+class PlacedImages(dict[str, Any]):
+    """The attachments of a prompt with images: where each is among the tokens, as plain data.
+
+    ``sources`` has the images by digest.  They are no part of what is written or sent, which the digests are.
+    """
+
+    def __init__(self, images: list[PromptImage], places: list[tuple[int, int]]) -> None:
+        found = [
+            {"digest": image.digest, "offset": offset, "length": length}
+            for image, (offset, length) in zip(images, places, strict=True)
+        ]
+        super().__init__({IMAGES: found})
+        self.sources = {image.digest: image for image in images}
+
+    @property
+    def digests(self) -> list[str]:
+        """The digest of each image, in their order."""
+        return [each["digest"] for each in self[IMAGES]]
+
+
+def read_image_file(path: Path) -> bytes:
+    """Return the bytes of an image's file.
+
+    Raises:
+        PromptError: it cannot be read, is no plain file, or is larger than ``MOST_IMAGE_BYTES``.
+    """
+    name = printable(str(path))
+    try:
+        if not path.is_file():
+            raise PromptError(f"the image {name} is no file")
+        with path.open("rb") as file:
+            data = file.read(MOST_IMAGE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        fact = getattr(error, "strerror", None) or str(error)
+        raise PromptError(f"the image {name} cannot be read: {fact}") from error
+    require_few_bytes(len(data))
+    return data
+
+
+def require_few_bytes(size: int) -> None:
+    """Raise PromptError for an image of more than ``MOST_IMAGE_BYTES``."""
+    if size > MOST_IMAGE_BYTES:
+        raise PromptError(f"the image has more than {MOST_IMAGE_BYTES >> 20} MiB; make it smaller")
+
+
+def decode_image(data: bytes) -> Image:
+    """Return an image as 8-bit RGB.
+
+    It is turned upright as its EXIF data says, what is transparent becomes white, and other colours become
+    RGB as Pillow converts them, without a profile.  Its size is looked at before it is decoded.
+
+    Raises:
+        PromptError: it is none, is damaged, has several frames, too many pixels, or more than 8 bits.
+        ConfigError: there is no Pillow.
+    """
+    require_few_bytes(len(data))
+    image = _open(data)
+    if image.width * image.height > MOST_PIXELS:
+        size = f"{image.width:,} x {image.height:,}"
+        raise PromptError(f"the image has {size} pixels; it may have {MOST_PIXELS:,} in all: make it smaller")
+    try:
+        if (frames := getattr(image, "n_frames", 1)) > 1:
+            raise PromptError(f"the image has {frames:,} frames; give one picture")
+        if image.mode not in (*CLEAR, *PLAIN):
+            raise PromptError(f"the image has pixels of the kind {image.mode}; save it with 8 bits a colour")
+        return _as_rgb(image)
+    except PromptError:
+        raise
+    except Exception as error:  # each decoder raises its own
+        raise PromptError(f"the image is damaged: {printable(str(error)) or type(error).__name__}") from error
+
+
+def _as_rgb(image: Image) -> Image:
+    from PIL import Image as pillow
+    from PIL import ImageOps
+
+    image.load()
+    image = ImageOps.exif_transpose(image)
+    if image.mode in CLEAR or "transparency" in image.info:
+        clear = image.convert("RGBA")
+        image = pillow.alpha_composite(pillow.new("RGBA", clear.size, "white"), clear)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _open(data: bytes) -> Image:
+    """Read an image's header."""
+    try:
+        from PIL import Image as pillow
+        from PIL import UnidentifiedImageError
+    except ImportError as error:
+        raise ConfigError("images need Pillow, which is not installed: pip install pillow") from error
+    try:
+        with _opening, warnings.catch_warnings():  # which threads share
+            warnings.simplefilter("error", pillow.DecompressionBombWarning)
+            return pillow.open(BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError as error:
+        known = ", ".join(FORMATS[:-1])
+        raise PromptError(f"it is no image that can be read; give {known} or {FORMATS[-1]}") from error
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+        raise PromptError(f"the image has more than {MOST_PIXELS:,} pixels; give it with fewer") from error
+    except Exception as error:
+        raise PromptError(f"the image is damaged: {printable(str(error)) or type(error).__name__}") from error
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
