@@ -5,6 +5,7 @@ import zlib
 from itertools import accumulate
 
 import msgspec
+from seer_host.images import PlacedImages, PromptImage
 from seer_journal.records import (
     FORMAT,
     HEAD,
@@ -14,6 +15,7 @@ from seer_journal.records import (
     Damaged,
     Opened,
     WrittenChunk,
+    difference,
     encode,
     scan,
 )
@@ -78,3 +80,16 @@ def test_a_token_costs_less_than_ten_bytes_in_chunks_of_64():
     account = msgspec.structs.astuple(ChunkRecord("vllm-0", 64, 12.345, 13.456, 1000, 24, 0, 0, 3, 60))
     chunk = WrittenChunk("0123456789ab/7", 4096, Tokens(range(64)), Logprobs([-0.25] * 64), False, account)
     assert len(encode(chunk)) < 64 * 10
+
+
+def test_a_group_with_another_image_or_another_size_of_it_is_another_group():
+    def begun(digest, length=4):
+        images = PlacedImages([PromptImage(digest, 2, 2)], [(1, length)])
+        group = PromptGroup("g", (5, 6), 2, 64, attachments=images)
+        return Begun.of(group, 2, {"sum": "12ab"})
+
+    assert difference(begun("a"), begun("a")) is None
+    for other in (begun("b"), begun("a", 9)):
+        found = difference(begun("a"), other)
+        assert found is not None
+        assert found[0] == "digest of images or attachments"
