@@ -44,7 +44,6 @@ def merge_fleets(fleets: Mapping[str, EngineFleet]) -> EngineFleet:
         controls=tuple(
             name for name in models[0].controls if all(name in model.controls for model in models)
         ),
-        takes_attachments=all(model.takes_attachments for model in models),
         takes_images=all(model.takes_images for model in models),
     )
     tokenizers = (fleet.tokenizer for fleet in fleets.values() if fleet.tokenizer is not None)

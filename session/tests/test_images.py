@@ -224,4 +224,5 @@ def test_images_are_refused_where_the_engine_takes_none(record):
     assert refusal(record, model=ModelInfo(1000, 200)) == fact
     [group] = groups({"prompt": "#", "images": [picture()]})
     assert problem_of(group, SEEING) is None
-    assert problem_of(group, ModelInfo(1000, 200, takes_attachments=True)) == fact
+    assert SEEING.undivided(group.attachments) == []
+    assert problem_of(group, ModelInfo(1000, 200, divided_attachments=())) == fact
