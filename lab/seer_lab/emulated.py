@@ -71,8 +71,10 @@ def dearer(tables: Mapping[str, Any], by: float) -> dict[str, Any]:
     engine["cost"] = {**engine.get("cost", {}), **{name: constants[name] * by for name in dearer}}
     engine["report_interval_s"] = 1.0
     pool = dict(tables["kv_pool"]["sim_pool"])
+    rates = PoolSettings()
     pool["bandwidth_bytes_per_s"] *= by  # as many bytes in so much less time
-    pool["latency_s"] = PoolSettings().latency_s / by
+    pool["ssd_bytes_per_s"] = pool.get("ssd_bytes_per_s", rates.ssd_bytes_per_s) * by
+    pool["latency_s"] = rates.latency_s / by
     return {**tables, "engine": {"sim": engine}, "kv_pool": {"sim_pool": pool}}
 
 

@@ -232,11 +232,8 @@ def crowded(
     longest = max(group.prompt_tokens + group.max_tokens for groups in recorded for group in groups)
     holds = cluster.kv_capacity_tokens if pressure is None else context_tokens(first) / pressure / instances
     capacity = max(holds, longest)
-    tables = on(cluster, longest)
-    tables["engine"]["sim"] |= {
-        "instances": instances,
-        "kv_capacity_tokens": -(-int(capacity) // BLOCK_TOKENS) * BLOCK_TOKENS,
-    }
+    tables = on(msgspec.structs.replace(cluster, instances=instances), longest)
+    tables["engine"]["sim"]["kv_capacity_tokens"] = -(-int(capacity) // BLOCK_TOKENS) * BLOCK_TOKENS
     workload = Workload(name, lengths, tables)
     if workload.has_turns:
         trajectories = [turns for groups in recorded for group in groups for turns in group.turns]
@@ -249,12 +246,20 @@ def crowded(
 
 
 def scaled(workload: Workload, share: float) -> Workload:
-    """Return a smaller one of the same kind: so much of its groups and of its instances, at least 1 each."""
+    """Return a smaller one of the same kind: so much of its groups and of its instances, at least 1 each.
+
+    The KV pool has the memory and the disks of as much less machines.
+    """
     assert isinstance(workload.lengths, DrawnLengths)
-    engine = workload.tables["engine"]["sim"]
+    engine, pool = workload.tables["engine"]["sim"], workload.tables["kv_pool"]["sim_pool"]
     instances = max(1, round(engine["instances"] * share))
     groups = max(1, round(workload.lengths.groups * instances / engine["instances"]))
-    tables = {**workload.tables, "engine": {"sim": {**engine, "instances": instances}}}
+    of_nodes = {name: pool[name] * instances // engine["instances"] for name in ("dram_bytes", "ssd_bytes")}
+    tables = {
+        **workload.tables,
+        "engine": {"sim": {**engine, "instances": instances}},
+        "kv_pool": {"sim_pool": {**pool, **of_nodes}},
+    }
     lengths = msgspec.structs.replace(workload.lengths, groups=groups)
     return Workload(f"{workload.name} x {share:g}", lengths, tables)
 

@@ -3,8 +3,19 @@
 import msgspec
 import pytest
 from seer_lab.choose import choose_workload
+from seer_lab.emulated import dearer
 from seer_lab.lengths import DrawnLengths, GroupLengths
-from seer_lab.workloads import CLUSTERS, SYNTHETIC, WORKLOADS, crowded, scaled
+from seer_lab.workloads import (
+    CLUSTERS,
+    NODE_DRAM_BYTES,
+    NODE_SSD_BYTES,
+    SYNTHETIC,
+    WORKLOADS,
+    crowded,
+    scaled,
+)
+from seer_sim.pool import Settings
+from seer_sim.presets import PRESETS
 
 from seer_core.errors import ConfigError
 
@@ -48,6 +59,34 @@ def test_an_instance_has_room_for_the_longest_response_of_all_iterations():
     iterations = [[GroupLengths("a", 10, (20,), 20)], [GroupLengths("a", 10, (20,), 900)]]
     engine = crowded("mine", iterations, CLUSTERS["moonlight"], 4, 3.0).tables["engine"]["sim"]
     assert (engine["kv_capacity_tokens"], engine["max_model_tokens"]) == (912, 910)
+
+
+def test_the_pool_has_the_memory_and_the_disks_of_the_machines_that_the_instances_fill():
+    lengths = [[GroupLengths("a", 10, (20,), 20)]]
+    on_half_nodes, on_quarters = CLUSTERS["qwen3-32b"], CLUSTERS["moonlight"]
+    assert (on_half_nodes.gpus_per_instance, on_quarters.gpus_per_instance) == (4, 1)
+    for workload, nodes in (
+        (crowded("mine", lengths, on_half_nodes, 4, 3.0), 2),
+        (crowded("mine", lengths, on_quarters, 2, 3.0), 1 / 4),
+        (WORKLOADS["qwen2-vl-72b"], 16),
+        (scaled(WORKLOADS["qwen2-vl-72b"], 0.25), 4),
+    ):
+        pool = workload.tables["kv_pool"]["sim_pool"]
+        assert (pool["dram_bytes"], pool["ssd_bytes"]) == (nodes * NODE_DRAM_BYTES, nodes * NODE_SSD_BYTES)
+
+
+def test_contexts_that_are_shorter_and_dearer_take_as_long_to_come_from_memory_and_from_disk():
+    tables = crowded("mine", SYNTHETIC, CLUSTERS["qwen3-32b"], 4, 3.0).tables
+    constants, rates = PRESETS["h100-qwen3-32b-tp4"], Settings()
+    whole, short = tables["kv_pool"]["sim_pool"], dearer(tables, 8)
+    per_token = short["engine"]["sim"]["cost"]["kv_bytes_per_token"]
+    pool = short["kv_pool"]["sim_pool"]
+    for rate, of_whole in (
+        (pool["bandwidth_bytes_per_s"], whole["bandwidth_bytes_per_s"]),
+        (pool["ssd_bytes_per_s"], rates.ssd_bytes_per_s),
+    ):
+        assert 500 * per_token / rate == pytest.approx(8 * 500 * constants.kv_bytes_per_token / of_whole / 8)
+    assert pool["latency_s"] == rates.latency_s / 8
 
 
 def test_the_length_of_chunks_is_left_to_the_plug_in():
