@@ -154,11 +154,10 @@ def _with_rates(twin: Twin, drafts: Drafts) -> Twin:
 def _tables(config: Config, cluster: Cluster, instances: Sequence[InstanceInfo], by: float) -> dict[str, Any]:
     """Return the tables of a config with emulated instances in place of these."""
     longest = min((each.max_model_tokens for each in instances), default=1 << 12)
-    tables = on(cluster, longest)
+    tables = on(msgspec.structs.replace(cluster, instances=len(instances) or cluster.instances), longest)
     if instances:
         running = min(each.max_running for each in instances)
         tables["engine"]["sim"] |= {
-            "instances": len(instances),
             "kv_capacity_tokens": min(_whole_blocks(each) for each in instances),
             "block_tokens": instances[0].block_tokens,
             "max_running": running,
