@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -70,7 +71,8 @@ class DeviceWaits(TorchDispatchMode):
         """How often the host waited, by what for."""
         self.operations = 0
         """How many operations there were on the device."""
-        self._make = torch.tensor
+        self._left = ExitStack()
+        self._infers = False
 
     @property
     def total(self) -> int:
@@ -79,19 +81,23 @@ class DeviceWaits(TorchDispatchMode):
 
     def __enter__(self) -> DeviceWaits:
         """Count from now on; ``torch.tensor`` makes what it makes where no operation can be seen."""
+        before, self._infers = torch.tensor, torch.is_inference_mode_enabled()
 
         def make(values: Any, *arguments: Any, device: Any = None, **named: Any) -> torch.Tensor:
-            made = self._make(values, *arguments, **named)
+            made = before(values, *arguments, **named)
             return made if device is None else made.to(device)
 
-        self._make = torch.tensor
+        self._left.callback(setattr, torch, "tensor", before)
         torch.tensor = make
+        # In this mode operations come here before they are taken apart, so a copy would not be seen.
+        self._left.enter_context(torch.inference_mode(False))
+        self._left.enter_context(torch.no_grad())
         return super().__enter__()  # type: ignore[no-any-return]
 
     def __exit__(self, *error: Any) -> None:
         """Count no more."""
-        torch.tensor = self._make
         super().__exit__(*error)
+        self._left.close()
 
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Sequence[Any] = (), named: Mapping[str, Any] | None = None
@@ -111,9 +117,10 @@ class DeviceWaits(TorchDispatchMode):
         goes = named.pop("device") if wanted is not None and torch.device(wanted) == DEVICE else None
         self._count(name, arguments, named, tensors, there=there, goes=goes is not None)
         arguments, named = off_device((tuple(arguments), named))
+        with torch.inference_mode(self._infers):
+            found = function(*arguments, **named)
         if name == "_to_copy" and not there and goes is None:
-            return function(*arguments, **named)
-        found = function(*arguments, **named)
+            return found
         if name in ("_to_copy",) and goes is None and wanted is not None:
             return found
         stays = there and name not in READ

@@ -44,7 +44,7 @@ def sampled(drafts, logits, **settings):
         sampler = sampler_of(**settings)
         metadata = sampler._runner.input_batch.sampling_metadata
         metadata.temperature, metadata.top_p = on_device((metadata.temperature, metadata.top_p))
-        with DeviceWaits() as waits:
+        with torch.inference_mode(), DeviceWaits() as waits:  # as in vLLM's runners
             there = sampler.sample(on_device(logits), drafts(torch.device("meta")))
     return here, off_device(vars(there)), waits
 
@@ -53,6 +53,14 @@ def as_read(tokens, logprobs):
     """Return what vLLM reads: the tokens, and of each its log-probs and their tokens."""
     kept = tokens.flatten() != -1
     return tokens, logprobs.logprob_token_ids[kept], logprobs.logprobs[kept]
+
+
+@pytest.mark.parametrize("grad", [torch.no_grad, torch.inference_mode])
+def test_a_copy_to_the_host_is_counted_in_whatever_mode_it_is_asked_for(grad):
+    with grad(), DeviceWaits() as waits:
+        there = torch.cat([on_device(torch.arange(4)).to(torch.int32)])
+        assert there.cpu().tolist() == torch.tensor([0, 1, 2, 3], device="meta").tolist()
+    assert waits.found["copy to the host"] == 2
 
 
 @pytest.mark.parametrize(
