@@ -30,6 +30,7 @@ ANSWERED = 32
 DRAFTS = (0, 1, 4)
 PACKAGES = (
     "",
+    "host",
     "backends/worker",
     "backends/vllm",
     "backends/sglang",

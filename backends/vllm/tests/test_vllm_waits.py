@@ -56,7 +56,7 @@ def as_read(tokens, logprobs):
 
 
 @pytest.mark.parametrize("grad", [torch.no_grad, torch.inference_mode])
-def test_a_copy_to_the_host_is_counted_in_whatever_mode_it_is_asked_for(grad):
+def test_a_copy_to_the_host_is_counted_in_inference_mode_too(grad):
     with grad(), DeviceWaits() as waits:
         there = torch.cat([on_device(torch.arange(4)).to(torch.int32)])
         assert there.cpu().tolist() == torch.tensor([0, 1, 2, 3], device="meta").tolist()
