@@ -42,6 +42,7 @@ CASES = (
     "driver_deaths",
     "scheduler",
     "driver_scale",
+    "image_prompts",
     "adapters",
     "draft_step",
     "device_steps",

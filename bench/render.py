@@ -28,6 +28,7 @@ SECTIONS = {
     "What does it cost?": (
         "scheduler",
         "driver_scale",
+        "image_prompts",
         "adapters",
         "draft_step",
         "device_steps",

@@ -97,7 +97,7 @@ def test_images_move_are_drafted_and_survive_a_kill_with_the_tokens_of_vllm_alon
                 os.kill(runtime.engines["vllm-1"].worker.pid, signal.SIGKILL)
                 return True
 
-            await runtime.use(moving(run, runtime, PLUGINS, [(12, kill)]))
+            await runtime.use(moving(run, runtime, PLUGINS, [(28, kill)]))
             moved = await runtime.rollout(groups).wait()
             [wrong] = runtime.groups(run.pictured()[:1], iteration=1)
             return groups, whole, moved, await refusals(runtime, wrong, tmp_path)
