@@ -2,7 +2,7 @@
 
 Each prompt of a file has as many images, JPEGs of noise that all differ; or the prompts share a few. The file
 is read as by `seer run`, in a process of its own, which decodes each image once. Then two chunks of each
-response go to each instance, and the images that its client would put on the wire are counted. No engine runs.
+response go to each instance, and the images that its client would send to it are counted. No engine runs.
 """
 
 from __future__ import annotations
@@ -148,9 +148,8 @@ def answer(rows: Sequence[Row]) -> str:
     return (
         f"{paths['prompts']:,} prompts with {paths['images']} images of {paths['pixels']} x {paths['pixels']}"
         f" pixels each cost the driver {paths['read_s']['median'] / count * 1e3:.1f} ms of CPU for an image,"
-        f" and {held:,.0f} MiB, or {coded:,.0f} MiB with data URLs. Each image goes to an instance once: where"
-        f" all prompts share {SHARED}, that is {shared['sent_images']['median']:,.0f} images in place of"
-        f" {count:,}."
+        f" and {held:,.0f} MiB, or {coded:,.0f} MiB with data URLs. Each image goes to an instance once:"
+        f" where all prompts share {SHARED}, {shared['sent_images']['median']:,.0f} images and not {count:,}."
     )
 
 

@@ -228,10 +228,11 @@ def random_tokenizer(request):
 def serve_by_hand(serve, playing):
     """Return a function that makes a server over an engine that is played by hand."""
 
-    def make(engine, tokenizer=None, **settings):
+    def make(engine, tokenizer=None, model=None, **settings):
         def make_runtime(observers):
             slots = tuple(Slot("observer", "server", each) for each in observers)
             fleet = playing.Hands([engine], tokenizer=tokenizer)
+            fleet.model = model or fleet.model
             return Runtime(Assembly(fleet, Strategies(Policies(), slots, None), None))
 
         return serve(make_runtime, **settings)

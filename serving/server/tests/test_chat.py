@@ -1,5 +1,7 @@
 """Chats through OpenAI's client: by the model's own template, and the library's tokens."""
 
+import base64
+import io
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,8 +9,10 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from PIL import Image
 from seer_worker.tokenizer import ModelTokenizer
 
+from seer_core.ports.engine import IMAGE_PART, ModelInfo
 from tests.support.eventually import eventually
 
 WEIGHTS = Path(__file__).parents[3] / "examples/tiny_reasoner/weights"
@@ -103,6 +107,56 @@ def test_variables_for_the_template_reach_it(serve_by_hand, playing, tmp_path):
         assert job.sampling.top_k == 0
         with pytest.raises(openai.BadRequestError, match="cannot set messages; leave them out"):
             create(model="seer", messages=messages, extra_body={"chat_template_kwargs": {"messages": []}})
+
+
+class Seeing:
+    """A tokenizer with one token for a text, and for an image as many as it is wide."""
+
+    def encode(self, text):
+        return [5]
+
+    def encode_chat(self, messages, template_kwargs=None):
+        return [7 if part is IMAGE_PART else 5 for each in messages for part in each["content"]]
+
+    def place_images(self, token_ids, sizes):
+        [(width, _)] = sizes
+        at = token_ids.index(7)
+        return [*token_ids[:at], *[7] * width, *token_ids[at + 1 :]], [(at, width)]
+
+    def decode(self, token_ids):
+        return "x" * len(token_ids)
+
+
+def test_an_image_of_a_message_reaches_the_engine_and_no_file_of_the_server_does(
+    serve_by_hand, playing, tmp_path
+):
+    engine, file = playing.Hand(), io.BytesIO()
+    Image.new("RGB", (3, 2), "red").save(file, "PNG")
+    (tmp_path / "a.png").write_bytes(file.getvalue())
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+    def messages(url):
+        parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": url}}]
+        return [{"role": "user", "content": parts}]
+
+    model = ModelInfo(1000, 512, takes_images=True)
+    with serve_by_hand(engine, Seeing(), model) as served, ThreadPoolExecutor(1) as pool:
+        create = served.client().chat.completions.create
+        for path, fact in (
+            (str(tmp_path / "a.png"), "names no directory for paths"),
+            ("http://127.0.0.1/a.png", "Seer fetches none"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=fact):
+                create(model="seer", messages=messages(path), max_tokens=2)
+        answer = pool.submit(create, model="seer", messages=messages(url), max_tokens=2)
+        eventually(lambda: engine.jobs or answer.done())
+        [job] = engine.jobs.values()
+        served.do(lambda: engine.finish(tokens=2))
+        assert answer.result(PATIENCE_S).usage.prompt_tokens == 4
+    assert job.token_ids == [5, 7, 7, 7]
+    [place] = job.attachments["images"]
+    assert (place["offset"], place["length"]) == (1, 3)
+    assert job.attachments.sources[place["digest"]].read() == file.getvalue()
 
 
 def test_text_becomes_tokens_and_text_again(serve_by_hand, playing):
