@@ -145,7 +145,7 @@ def sentence(rows: Sequence[Row]) -> str:
     found = [_off(row) for row in rows if not row["shadow"]["own_costs"]]
     saved = [_saved(row) for row in rows]
     return (
-        f"Over stock servers that share no KV Seer takes {-max(saved):+.1%} to {-min(saved):+.1%} of the time"
-        " of verl's own routing more or less; a shadow, from verl's lengths and times alone, is"
-        f" {min(found):+.1%} to {max(found):+.1%} off."
+        "Over stock servers that share no KV the time under Seer is"
+        f" {-max(saved):+.1%} to {-min(saved):+.1%} beside that of verl's own routing; a shadow, from verl's"
+        f" lengths and times alone, is {min(found):+.1%} to {max(found):+.1%} off."
     )
