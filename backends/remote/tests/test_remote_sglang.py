@@ -43,13 +43,15 @@ def test_in_front_of_it_requests_get_the_tokens_of_the_server_alone(serve_sglang
     prompts = [[3 + (7 * i + j) % 90 for j in range(12)] for i in range(2)]
     how = {"max_new_tokens": 40, "temperature": 1.0, "n": 2, "sampling_seed": 5}
     native = {"input_ids": prompts, "sampling_params": how}
-    openai = {"model": str(models[0]), "prompt": prompts, "max_tokens": 40, "n": 2, "seed": 5}
+    openai = {"prompt": prompts, "max_tokens": 40, "n": 2, "seed": 5}
     serving.PATIENCE_S = 300
     found = []
     with serving.Served(make_app(partial(Runtime.from_config, config))) as served:
         for url in (served.url, server.url):
             answers = httpx.post(f"{url}/generate", json=native, timeout=300).json()
-            choices = httpx.post(f"{url}/v1/completions", json=openai, timeout=300).json()["choices"]
+            [model] = httpx.get(f"{url}/v1/models", timeout=300).json()["data"]  # the last that was loaded
+            body = openai | {"model": model["id"]}
+            choices = httpx.post(f"{url}/v1/completions", json=body, timeout=300).json()["choices"]
             found.append(([each["output_ids"] for each in answers], [each["text"] for each in choices]))
     assert found[0] == found[1]
     assert found[0][0][0] == found[0][0][1] != found[0][0][2]

@@ -10,6 +10,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # or torch would compile for that back end, with several ranks
 
 import triton.backends
+from triton.runtime import interpreter
 
 
 class AlwaysActive:
@@ -21,3 +22,23 @@ class AlwaysActive:
 
 
 triton.backends.backends["cpu"] = triton.backends.Backend(compiler=None, driver=AlwaysActive)
+
+
+class Number(int):
+    """A number of a kernel's loop, which compiled kernels may cast; vLLM's for top-k and top-p does."""
+
+    def to(self, dtype):
+        return self
+
+
+patch_language = interpreter._patch_lang_core
+
+
+def patch_with_numbers(lang, scope):
+    """Let loops count by ``Number``."""
+    patch_language(lang, scope)
+    plain = lang.range
+    scope.set_attr(lang, "range", lambda *arguments, **named: map(Number, plain(*arguments, **named)))
+
+
+interpreter._patch_lang_core = patch_with_numbers
