@@ -168,6 +168,13 @@ def test_further_turns_and_rows_that_differ_are_groups_of_their_own(config):
     assert one["token_ids"] != other["token_ids"] != later["token_ids"]
 
 
+def test_rows_whose_unread_parameters_differ_have_each_its_own(config):
+    server = StandInServer()
+    jobs = [job("0-0", index, sampling_params={"extra_args": {"mine": index}}) for index in range(3)]
+    asyncio.run(_on([server], config, jobs))
+    assert {each["sampling"]["extra_args"]["mine"] for each in mine(server)} == {0, 1, 2}
+
+
 def test_servers_that_slept_and_have_new_weights_are_looked_at_and_serve_the_next_step(config):
     servers = [StandInServer("one"), StandInServer("two")]
 
