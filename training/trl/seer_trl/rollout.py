@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -122,10 +122,11 @@ class SeerRollout:
         # It enters the engines' fingerprints, by which a journal recognises the weights after a death.
         version = max(trainer.state.global_step, self.session.weight_version) + 1
         if self._shared is not None:
-            with self._shared.offer(_tensors(model).items()) as source:
+            with self._shared.offer(*_tensors(model)) as source:
                 self.session.update_weights(source, version)
         else:
-            directory = Path(trainer.args.output_dir) / "seer_weights"
+            kind = "adapter" if _has_adapter(model) else "weights"
+            directory = Path(trainer.args.output_dir) / f"seer_{kind}"
             try:
                 model.save_pretrained(directory)
             except (OSError, SafetensorError) as error:  # the latter where a disk is full
@@ -163,8 +164,6 @@ def check(trainer: GRPOTrainer) -> None:
             f"TRL trains in {trainer.accelerator.num_processes} processes, and a session's engines serve one;"
             " start one process"
         )
-    if hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config"):
-        raise ConfigError("Seer's engines load whole models, and this one has adapters; train without PEFT")
     check_settings(trainer.args)
 
 
@@ -207,14 +206,25 @@ def sampling_of(args: GRPOConfig) -> Sampling:
         raise ConfigError(f"Seer cannot sample as GRPOConfig has it: {error}; leave that out") from error
 
 
-def _tensors(model: Any) -> Mapping[str, Any]:
-    """Return a model's weights as ``save_pretrained`` names them, tied ones once."""
+def _has_adapter(model: Any) -> bool:
+    """Return whether PEFT trains an adapter of a model, and ``save_pretrained`` writes that alone."""
+    return hasattr(model, "peft_config")
+
+
+def _tensors(model: Any) -> tuple[Iterable[tuple[str, Any]], dict[str, Any] | None]:
+    """Return a model's weights as ``save_pretrained`` names them, tied ones once, and PEFT's config."""
+    if _has_adapter(model):
+        from peft import get_peft_model_state_dict
+
+        config = model.peft_config["default"].to_dict()
+        return get_peft_model_state_dict(model).items(), msgspec.to_builtins(config, enc_hook=str)
+
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
     once = remove_tied_weights_from_state_dict(model.state_dict(), model)
     tensors: dict[str, Any] = revert_weight_conversion(model, once)
-    return tensors
+    return tensors.items(), None
 
 
 def _correct_by_logprobs(trainer: GRPOTrainer, rollout: SeerRollout) -> None:

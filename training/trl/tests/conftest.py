@@ -96,7 +96,7 @@ def make_trainer(make_args, tokenizer):
 
     logging.disable_progress_bar()
 
-    def make(rollout, prompts=None, **settings):
+    def make(rollout, prompts=None, peft_config=None, **settings):
         def reward(completion_ids, **_):
             return [float(ids[0] % 2) for ids in completion_ids]
 
@@ -108,6 +108,7 @@ def make_trainer(make_args, tokenizer):
             eval_dataset=Dataset.from_dict({"prompt": texts[:3]}),
             reward_funcs=reward,
             rollout_func=rollout,
+            peft_config=peft_config,
             args=make_args(**settings),
         )
 

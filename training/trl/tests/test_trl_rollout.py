@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from seer_host.weight_copies import WeightCopies
 from seer_session import Sampling, Session, load_config
 from seer_trl import SeerRollout
 from seer_trl.rollout import sampling_of
+from seer_worker.weights.adapters import make_adapter
 from seer_worker.weights.checkpoint import WEIGHTS
 
 from seer_core.errors import ConfigError, EngineError, OutputError
@@ -243,7 +245,6 @@ def test_trainers_that_no_rollout_suits_are_refused(config, make_trainer, monkey
         trainer = make_trainer(rollout)
         for owner, name, value, message in [
             (type(trainer.accelerator), "num_processes", 2, "TRL trains in 2 processes"),
-            (trainer.model, "peft_config", {}, "has adapters; train without PEFT"),
         ]:
             with monkeypatch.context() as patch:
                 patch.setattr(owner, name, value, raising=False)
@@ -268,6 +269,29 @@ def test_weights_in_shared_memory_are_those_that_a_directory_has(config, make_tr
     assert found[0] != found[1]
     assert versions == [1, 2] * 2  # those of the trainer's steps, also after a death
     assert "lm_head.weight" not in found[0]  # it is tied
+
+
+@pytest.mark.parametrize("weights", ["directory", "shared_memory"])
+def test_an_adapter_that_peft_trains_is_sent_as_one(config, make_trainer, tmp_path, monkeypatch, weights):
+    peft = pytest.importorskip("peft")
+    sent = []
+
+    def read(self, source, version):
+        store = WeightCopies()
+        kept = store.keep(source if isinstance(source, WeightSpec) else directory(source), version)
+        reader = WEIGHTS.make(kept.kept.path, kept.kept.settings)
+        tensors = {name: tensor.clone() for name, tensor in reader.tensors()}
+        sent.append(make_adapter(msgspec.to_builtins(kept.kept.adapter_config), tensors, {}))
+        store.close(kept)
+
+    monkeypatch.setattr(Session, "update_weights", read)
+    lora = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"])
+    run = train(config, make_trainer, options={"weights": weights}, peft_config=lora)
+    assert [each.rank for each in sent] == [2, 2]
+    own = peft.get_peft_model_state_dict(run.trainer.accelerator.unwrap_model(run.trainer.model))
+    assert own.keys() == sent[0].tensors.keys()
+    before, after = (dict(each.tensors) for each in sent)
+    assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
 def test_an_unknown_transport_of_weights_is_refused(config):
