@@ -47,15 +47,16 @@ def spec_of(path):
 
 
 def merged(path, model, tensors):
-    """Write a model with an adapter added to its weights."""
-    from safetensors.numpy import load_file, save_file
+    """Write a model with an adapter added to its weights, as an engine adds it."""
+    import torch
+    from safetensors.torch import load_file, save_file
 
     weights = load_file(model / "model.safetensors")
     for name in weights:
         key = f"base_model.model.{name.removesuffix('.weight')}.lora_"
         if f"{key}A.weight" in tensors:
-            delta = tensors[f"{key}B.weight"] @ tensors[f"{key}A.weight"]
-            weights[name] += CONFIG["lora_alpha"] / CONFIG["r"] * delta
+            a, b = (torch.from_numpy(tensors[f"{key}{factor}.weight"]) for factor in "AB")
+            weights[name] = weights[name] + CONFIG["lora_alpha"] / CONFIG["r"] * (b @ a)
     path.mkdir()
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     return directory(path)
