@@ -247,10 +247,11 @@ class Driver:
         ``version`` is the trainer's, such as the number of its step; without one it is the next.
         ``source`` is a directory of safetensors, or names another ``WeightSource``.  Of a directory engines
         load a copy, which is kept until the next update; the caller keeps what another source reads until
-        then.  An instance that cannot load what others could, or that then has another fingerprint than
-        most, is lost, and comes back with the new weights.  One that is just being started again gets them as
-        it comes up, and is waited for only if no other is alive.  A cancellation takes effect once the update
-        has ended, so that all instances serve the same weights.
+        then.  PEFT's files of an adapter belong to the whole weights before it, which are kept as long as
+        adapters come.  An instance that cannot load what others could, or that then has another fingerprint
+        than most, is lost, and comes back with the new weights.  One that is just being started again gets
+        them as it comes up, and is waited for only if no other is alive.  A cancellation takes effect once
+        the update has ended, so that all instances serve the same weights.
 
         Raises:
             SeerError: the instances are asleep.
