@@ -149,24 +149,3 @@ def test_a_restarted_instance_gets_base_and_adapter_again_and_answers_as_before(
     assert instance.run(instance.engine.update_weights(spec, version)) == fingerprint
     instance.weight_version = version
     assert scores(instance, prompts(4))[0] == before[0]
-
-
-def test_a_model_that_vllm_quantises_takes_plain_weights_and_adapters_and_is_called_quantised(
-    start, models, prompts, tmp_path
-):
-    settings = {"dtype": "bfloat16", "engine_args": {"quantization": "fp8_per_channel"}}
-    asked, tensors = prompts(3), adapter_of(models[1], 4)
-    updated, fresh = start(models[0], **settings), start(models[1], **settings)
-    assert updated.info.quantization == fresh.info.quantization == "fp8_per_channel"
-    update(updated, directory(models[1]))
-    tokens, logprobs = scores(updated, asked, 20)
-    expected = scores(fresh, asked, 20)
-    assert tokens == expected[0]
-    assert (logprobs == expected[1]).all()
-    update(updated, merged(tmp_path / "merged", models[1], tensors))
-    update(fresh, save(tmp_path / "adapter", tensors))
-    found = scores(fresh, asked, 20)
-    assert found[0] == scores(updated, asked, 20)[0] != tokens
-    for each in (updated, fresh):
-        each.run(each.engine.stop())
-        each.used_up = True
