@@ -109,12 +109,15 @@ class FaultyProxy:
         while True:
             try:
                 reader, writer = await asyncio.open_connection(address.hostname, address.port)
-                self._end_connections(runner)
-                with suppress(OSError):
-                    await reader.read(1)
-                writer.close()
             except OSError:
                 await asyncio.sleep(0.02)
+            else:
+                self._end_connections(runner)
+                try:
+                    with suppress(OSError):
+                        await reader.read(1)
+                finally:
+                    writer.close()
             self._end_connections(runner)
 
     @staticmethod
@@ -128,6 +131,7 @@ class FaultyProxy:
         """Close all connections, and listen no more."""
         if self._watching is not None:
             self._watching.cancel()
+            await asyncio.wait([self._watching])
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
