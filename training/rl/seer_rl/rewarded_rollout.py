@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import msgspec
+from seer_host.images import PlacedImages
 from seer_session import Completion, PromptGroup, Session
 from seer_session.journal import Journal
 
@@ -42,13 +43,13 @@ class RewardedRollout:
         What the ``journal`` has of them is not computed again.
 
         Raises:
-            TrainError: a prompt is sampled in a way that cannot be trained on.
+            TrainError: a prompt has images, or is sampled in a way that cannot be trained on.
             InputError: the journal has other prompts, or those of other weights.
             SeerError: the rollout failed.
         """
         records = list(prompts)
         groups = self.session.runtime.groups(records, iteration)
-        _check_sampling(groups)
+        _check_groups(groups)
         wanted = sum(group.n for group in groups)
         found: dict[tuple[str, int], tuple[Completion, Future[float]]] = {}
         stream = self.session.stream(
@@ -99,8 +100,13 @@ class RewardedRollout:
         return found
 
 
-def _check_sampling(groups: Sequence[PromptGroup]) -> None:
+def _check_groups(groups: Sequence[PromptGroup]) -> None:
     for group in groups:
+        if isinstance(group.attachments, PlacedImages):
+            raise TrainError(
+                f"group {group.id!r} has images, which the model in training is not shown; leave them out, or"
+                " train with another trainer on Seer's rollouts"
+            )
         sampling = group.sampling
         if not sampling.raw:
             raise TrainError(

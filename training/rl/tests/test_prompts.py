@@ -1,9 +1,15 @@
 """The prompts of each iteration, of a file and of a function."""
 
+from types import SimpleNamespace
+
 import pytest
+from seer_host.images import PlacedImages, PromptImage
+from seer_rl.errors import TrainError
 from seer_rl.prompts import prompts_of
+from seer_rl.rewarded_rollout import RewardedRollout
 
 from seer_core.errors import PromptError
+from seer_core.model import PromptGroup
 
 
 def test_a_file_gives_each_iteration_its_next_lines_and_begins_anew(tmp_path):
@@ -39,3 +45,11 @@ def test_a_file_without_lines_is_refused(tmp_path):
     (tmp_path / "none.jsonl").write_text("")
     with pytest.raises(PromptError, match=r"none\.jsonl holds no prompt; name another file in \[train\]"):
         prompts_of("[train].prompts", "none.jsonl", tmp_path, 2, 0)
+
+
+def test_images_which_the_model_in_training_is_not_shown_are_refused_before_anything_is_written():
+    images = PlacedImages([PromptImage("cafe", 1, 1)], [(0, 1)])
+    group = PromptGroup("a", (1,), 2, 4, attachments=images)
+    session = SimpleNamespace(runtime=SimpleNamespace(groups=lambda records, iteration: [group]))
+    with pytest.raises(TrainError, match="group 'a' has images"):
+        RewardedRollout(session, None, None).run([{"prompt": "a"}], 0)
