@@ -168,6 +168,14 @@ def test_further_turns_and_rows_that_differ_are_groups_of_their_own(config):
     assert one["token_ids"] != other["token_ids"] != later["token_ids"]
 
 
+def test_rows_whose_further_arguments_alone_differ_are_one_group(config):
+    server = StandInServer()
+    arguments = [{}, {"priority": [1]}, {"priority": [2]}]
+    asyncio.run(_on([server], config, [job("0-0", i, arguments=each) for i, each in enumerate(arguments)]))
+    seeds = {each["sampling"]["seed"] for each in mine(server)}
+    assert len(seeds) == 3
+
+
 def test_rows_whose_unread_parameters_differ_have_each_its_own(config):
     server = StandInServer()
     jobs = [job("0-0", index, sampling_params={"extra_args": {"mine": index}}) for index in range(3)]

@@ -431,7 +431,7 @@ def _fail(groups: Iterable[_OpenGroup], error: SeerError) -> None:
 def _differ(record: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether a row asks for something else than its group: then it is one of its own."""
     names = {*record, *other} - {"n", "group_id", "attachments"}
-    unread, others = (each["attachments"].get(ARGUMENTS, {}) for each in (record, other))
-    return any(record.get(name) != other.get(name) for name in names) or (
-        unread.get("sampling_params") != others.get("sampling_params")
+    unread, others = (
+        each["attachments"].get(ARGUMENTS, {}).get("sampling_params") or {} for each in (record, other)
     )
+    return unread != others or any(record.get(name) != other.get(name) for name in names)
