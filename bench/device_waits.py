@@ -87,8 +87,13 @@ class DeviceWaits(TorchDispatchMode):
             made = before(values, *arguments, **named)
             return made if device is None else made.to(device)
 
-        self._left.callback(setattr, torch, "tensor", before)
-        torch.tensor = make
+        # vLLM's worker for CPUs has put a copy in the place of ``pin_memory``.
+        for holder, name, mine in (
+            (torch, "tensor", make),
+            (torch.Tensor, "pin_memory", torch._C.TensorBase.pin_memory),
+        ):
+            self._left.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, mine)
         # In this mode operations come here before they are taken apart, so a copy would not be seen.
         self._left.enter_context(torch.inference_mode(False))
         self._left.enter_context(torch.no_grad())
@@ -104,6 +109,8 @@ class DeviceWaits(TorchDispatchMode):
     ) -> Any:
         """Do an operation in main memory."""
         named = dict(named or {})
+        if (found := self._in_parts(function, arguments, named)) is not NotImplemented:
+            return found
         name = function._overloadpacket.__name__
         if name == "is_pinned":
             return getattr(arguments[0], "pinned", False)
@@ -128,6 +135,17 @@ class DeviceWaits(TorchDispatchMode):
             return found
         self.operations += 1
         return tree_map_only(torch.Tensor, _as_on_device, found)
+
+    def _in_parts(self, function: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Return what the parts of an operation return, NotImplemented if it has none.
+
+        Operations on tensors that were made in inference mode come here before they are taken apart.
+        """
+        super().__enter__()
+        try:
+            return function.decompose(*arguments, **named)
+        finally:
+            super().__exit__(None, None, None)
 
     def _count(
         self,
