@@ -100,7 +100,7 @@ def count_vllm(adapter: Any, counter: WaitCounter) -> None:
         counter.watch(runner.sampler, "sample")
         if runner.rejection_sampler is not None:
             counter.watch(runner.rejection_sampler, "_verify")
-            counter.watch(runner.speculator, "propose")
+            counter.watch(runner.speculator, "propose", "idx_mapping")
         return
     counter.watch(runner, "_sample")
     prepare = runner._calc_spec_decode_metadata
