@@ -1,14 +1,14 @@
 """What does an update by an adapter cost beside whole weights, and are the tokens those of merged weights?
 
-The bundled model gets random LoRA adapters of rank 16 on every matrix, large enough to change most tokens.
+The bundled model gets random LoRA adapters of rank 16 on every matrix of a layer.
 ``beside``: an instance with `lora_rank = 16` keeps the adapter beside the model.  ``merged``: one without
 loads the model's weights once more, with the adapter added to them.  ``whole``: the sums are saved as whole
 weights, and loaded as such.  The bytes are those of the files that a trainer writes, the seconds those of
 `update_weights`, with copy, checks, load and proof.
 
 All ways write the same responses with the same seeds, in one batch; ``batch`` writes those of ``whole`` in
-chunks, which is the engine's own difference: a sum is rounded otherwise in another batch.  A response counts
-as different if one token is.  The differences of log-probs are over the tokens before the first that differs.
+chunks on two instances, which is the engine's own difference, if it has any.  A response counts as different
+if one token is.  The differences of log-probs are over the tokens before the first that differs.
 """
 
 from __future__ import annotations
