@@ -6,16 +6,18 @@ A chunk comes with its prompt's places filled in, so vLLM does not fill them aga
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seer_host.images import decode_image
 from seer_worker.process.adapter import Rejected
-from vllm.inputs.engine import MultiModalInput, mm_input
-from vllm.multimodal.inputs import MultiModalKwargsItem, MultiModalKwargsItems, PlaceholderRange
-from vllm.v1.engine.llm_engine import LLMEngine
 
 from seer_core.errors import SeerError
 from seer_core.ports.engine import IMAGES, ChunkJob
+
+if TYPE_CHECKING:
+    from vllm.inputs.engine import MultiModalInput
+    from vllm.multimodal.inputs import MultiModalKwargsItem
+    from vllm.v1.engine.llm_engine import LLMEngine
 
 __all__ = ["VllmImages"]
 
@@ -51,6 +53,10 @@ class VllmImages:
         Raises:
             Rejected: vLLM makes something else of an image than the prompt has places for.
         """
+        # Here, so that a vLLM without these names still serves text.
+        from vllm.inputs.engine import mm_input
+        from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
+
         placed = job.attachments[IMAGES]
         items = []
         for image in placed:

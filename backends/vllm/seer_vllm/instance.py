@@ -24,7 +24,7 @@ from vllm import EngineArgs, SamplingParams
 from vllm import __version__ as vllm_version
 from vllm.config import KVTransferConfig
 from vllm.exceptions import VLLMClientError
-from vllm.inputs.engine import MultiModalInput, TokensInput, tokens_input
+from vllm.inputs.engine import tokens_input
 from vllm.logprobs import FlatLogprobs
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
@@ -157,7 +157,7 @@ class VllmAdapter(EngineAdapter):
     def submit(self, job: ChunkJob, salt: str, script: ScriptedTokens | None = None) -> None:
         """Queue a chunk; what emulates the steps finds a script in its ``extra_args``."""
         try:
-            prompt: TokensInput | MultiModalInput = tokens_input(job.token_ids, cache_salt=salt)
+            prompt: Any = tokens_input(job.token_ids, cache_salt=salt)
             if IMAGES in job.attachments:
                 prompt = self._images.input(job, salt)
             params = _sampling_params(job, self._end_token_ids, script)
