@@ -185,9 +185,10 @@ class VllmInner:
 
     @staticmethod
     def abort(server: Any, request_ids: list[str]) -> None:
-        """End requests by the ids that they came with."""
-        ending = asyncio.get_running_loop().create_task(server.engine.abort(request_ids))
-        server.seer_ending = ending  # a task that nothing holds may be dropped
+        """End requests by the ids they came with; Ray calls this in a thread beside the engine's loop."""
+        handler = server.engine.output_handler
+        if handler is not None:  # or else nothing runs
+            asyncio.run_coroutine_threadsafe(server.engine.abort(request_ids), handler.get_loop())
 
     @staticmethod
     def sampling(how: dict[str, Any], seed: int | None) -> dict[str, Any]:

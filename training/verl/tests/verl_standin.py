@@ -49,6 +49,7 @@ class StandInServer:
             vllm_config=config,
             output_processor=SimpleNamespace(request_states=running),
             abort=self._abort,
+            output_handler=None,
         )
         self.slept = 0
         self.whole_weights = None
@@ -63,6 +64,7 @@ class StandInServer:
             raise RuntimeError("this server was made to fail")
         seen = {"prompt": list(prompt_ids), "sampling": dict(sampling_params), "id": request_id, **more}
         self.requests.append(seen)
+        self.engine.output_handler = asyncio.current_task()
         while self._submission_paused or self._asleep:
             await asyncio.sleep(0.005)
         most = min(sampling_params.get("max_tokens", 12), self.config.max_model_len - len(prompt_ids))
