@@ -27,6 +27,7 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.utils import parse_fine_tuned_lora_name
 
 from seer_core.errors import EngineError
+from seer_vllm import internals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,20 +51,21 @@ def unwrapped(model: Any) -> Iterator[Any]:
     places = []
     for name, layer in wrapped:
         parent, _, own = name.rpartition(".")
-        places.append((model.get_submodule(parent)._modules, own, layer))
-    for modules, own, layer in places:
-        modules[own] = layer.base_layer
+        places.append((model.get_submodule(parent), own, layer))
+    for module, own, layer in places:
+        setattr(module, own, layer.base_layer)
     try:
         yield model
     finally:
-        for modules, own, layer in places:
-            modules[own] = layer
+        for module, own, layer in places:
+            setattr(module, own, layer)
 
 
 class Adapters:
     """One worker's part of the adapter beside the model."""
 
     def __init__(self, manager: Any) -> None:
+        internals.check_adapters(manager)
         self._manager = manager
         self._layers: dict[str, Any] = manager._adapter_manager.modules
         self._parts: dict[str, list[str]] = manager._adapter_manager.packed_modules

@@ -15,6 +15,7 @@ from seer_core.errors import EngineError
 from seer_vllm import SUPPORTED_VLLM, VERSIONS
 
 __all__ = [
+    "ADAPTERS",
     "CONNECTOR",
     "DRAFTING",
     "IMPORTED",
@@ -27,6 +28,7 @@ __all__ = [
     "SECOND_IMPORTED",
     "SECOND_RUNNER",
     "Name",
+    "check_adapters",
     "check_engine",
     "check_imports",
     "check_runner",
@@ -300,6 +302,12 @@ LLM_ENGINE = (
 )
 """What an engine must have."""
 
+ADAPTERS = tuple(
+    Name("vllm.lora.worker_manager:WorkerLoRAManager", f"_adapter_manager.{name}", "no adapter is loaded")
+    for name in ("modules", "packed_modules", "model", "add_adapter", "activate_adapter")
+)
+"""What the keeper of adapters beside the model must have."""
+
 CONNECTOR = (
     Name(
         "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1",
@@ -375,6 +383,15 @@ def check_engine(engine: Any) -> None:
         EngineError: it has it not.
     """
     complain(ENGINE, lacking(engine, LLM_ENGINE))
+
+
+def check_adapters(manager: Any) -> None:
+    """Look for what the keeper of adapters must have.
+
+    Raises:
+        EngineError: it has it not.
+    """
+    complain(ENGINE, lacking(manager, ADAPTERS))
 
 
 def check_scheduler(scheduler: Any) -> None:

@@ -23,6 +23,7 @@ TABLES = (
     internals.SECOND_DRAFTING,
     internals.SCHEDULER,
     internals.CONNECTOR,
+    internals.ADAPTERS,
 )
 IMPORTING = pytest.mark.filterwarnings("ignore")  # vLLM and torch deprecate this and that
 NAMES = {part for table in TABLES for name in table for part in name.name.split(".")}
