@@ -36,14 +36,15 @@ def merge_fleets(fleets: Mapping[str, EngineFleet]) -> EngineFleet:
     _agree(fleets, "vocabularies", lambda model: model.vocab_size)
     _agree(fleets, "model files", lambda model: model.digest)
     models = [fleet.model for fleet in fleets.values()]
+    attachments = [model.divided_attachments for model in models]
     temperatures = [model.max_temperature for model in models if model.max_temperature is not None]
     model = msgspec.structs.replace(
         models[0],
         max_model_tokens=min(model.max_model_tokens for model in models),
         max_temperature=min(temperatures, default=None),
-        controls=tuple(
-            name for name in models[0].controls if all(name in model.controls for model in models)
-        ),
+        controls=_common([model.controls for model in models]),
+        whole_controls=tuple(dict.fromkeys(name for model in models for name in model.whole_controls)),
+        divided_attachments=None if None in attachments else _common([each or () for each in attachments]),
         takes_images=all(model.takes_images for model in models),
     )
     tokenizers = (fleet.tokenizer for fleet in fleets.values() if fleet.tokenizer is not None)
@@ -68,6 +69,11 @@ class MergedFleet(PlainFleet):
     ) -> None:
         """Announce what joins or leaves any of them."""
         await asyncio.gather(*(fleet.follow(join, leave) for fleet in self.changing))
+
+
+def _common(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the names that all have."""
+    return tuple(name for name in names[0] if all(name in each for each in names))
 
 
 def _agree(fleets: Mapping[str, EngineFleet], what: str, of: Callable[[ModelInfo], Any]) -> None:

@@ -165,6 +165,22 @@ def test_prompts_respect_the_limits_of_all_kinds(kind):
     assert mixed.tokenizer is word
 
 
+def test_a_response_may_go_to_any_kind_so_it_is_whole_where_one_cannot_go_on_with_it(kind):
+    stops, both = {"controls": ("stop", "min_p"), "whole_controls": ("stop",)}, ("model", "features")
+    mixed = merge_fleets(
+        {
+            "own": kind("x-0", controls=("min_p", "stop"), takes_images=True, divided_attachments=both),
+            "remote": kind("y-0", **stops, divided_attachments=("features", "priority")),
+        }
+    )
+    assert mixed.model.controls == ("min_p", "stop")
+    assert mixed.model.whole_controls == ("stop",)
+    assert mixed.model.divided_attachments == ("features",)
+    assert not mixed.model.takes_images
+    closed = merge_fleets({"own": kind("x-0", divided_attachments=both), "sim": kind("y-0")})
+    assert closed.model.divided_attachments is None
+
+
 def test_one_kind_alone_stays_as_it_is(kind):
     alone = kind("x-0")
     assert merge_fleets({"x": alone}) is alone
