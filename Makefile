@@ -27,7 +27,7 @@ train: setup $(SETUP_$(ENGINE))  ## Train the example's model by GRPO on its own
 PYTEST = .venv/bin/python -m pytest --dist loadfile --second-run $(if $(ORDER),--order $(ORDER)) \
 	$(if $(ORDER_SEED),--order-seed $(ORDER_SEED))
 
-WORKERS ?= 2
+WORKERS ?= 3
 
 test: packages  ## What a contributor runs before a pull request, and CI: style, types, and tests of every part.
 	@scripts/setup
@@ -59,7 +59,8 @@ style: setup
 types: setup
 	.venv/bin/mypy
 
-# WORKERS processes share the tests.  types and gate run beside each other: nothing below takes part in make's jobs.
+# WORKERS processes share the tests, one more than two cores have, since tests of engines wait a sixth of their time.
+# types and gate run beside each other: nothing below takes part in make's jobs.
 gate: setup-sglang
 	env -u MAKEFLAGS -u MFLAGS $(PYTEST) -n $(WORKERS) --gate
 

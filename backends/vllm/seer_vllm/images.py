@@ -35,10 +35,12 @@ class VllmImages:
         self._processed: dict[str, tuple[MultiModalKwargsItem, int]] = {}
         """Those that are ready, that which was needed last at the end, each with its tokens."""
         self._bytes = 0
+        self._seen = False
 
     def hold(self, digest: str, data: bytes) -> None:
         """Take the file of an image."""
         self._files[digest] = data
+        self._seen = True
 
     def drop(self, digests: Sequence[str]) -> None:
         """Forget images."""
@@ -46,6 +48,11 @@ class VllmImages:
             self._files.pop(digest, None)
             if (found := self._processed.pop(digest, None)) is not None:
                 self._bytes -= _bytes_of(found[0])
+
+    def forget_encoded(self) -> None:
+        """Drop what the model has made of images, whose weights may change."""
+        if self._seen:  # the emulation's worker has no such memory, and no images
+            self._engine.reset_encoder_cache()
 
     def input(self, job: ChunkJob, salt: str) -> MultiModalInput:
         """Return the tokens of a chunk with its images.

@@ -237,14 +237,14 @@ class VllmAdapter(EngineAdapter):
         self._end_loads()
         if not self.engine.reset_prefix_cache():
             raise Rejected(UNRESET)
-        self.engine.reset_encoder_cache()
+        self._images.forget_encoded()
 
     def clear_kv(self) -> None:
         """Drop all cached KV, and write zeros over its memory."""
         self._end_loads()
         if not self.engine.reset_prefix_cache():
             raise EngineError(UNRESET)
-        self.engine.reset_encoder_cache()
+        self._images.forget_encoded()
         self._call("seer_clear_kv")
 
     def share_kv(
