@@ -224,10 +224,13 @@ def share(fleet_of, run_engine, loop):
         loop.run_until_complete(pool.stop())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def sharing(pair, share):
-    """Two servers that share a pool of KV and draft, and the pool."""
-    return share(*pair)
+    """Two servers that share a pool of KV and draft, and the pool; other tests leave servers another one."""
+    instances, pool = share(*pair)
+    yield instances, pool
+    for each in instances:
+        each.run(each.engine.stop())
 
 
 def test_a_response_that_moves_finds_its_kv_and_is_drafted_with_the_same_tokens(

@@ -300,9 +300,8 @@ def test_its_own_figures_count_all_but_the_first_token_of_each_chunk(other, prom
 
 
 @pytest.fixture
-def tight(start, other, models):
+def tight(start, models):
     """A new instance with KV memory for few: what SGLang lets in depends on what it had to retract before."""
-    other.run(other.engine.stop())  # two instances at a time
     tight = start(
         models[0],
         max_model_tokens=512,
