@@ -14,6 +14,7 @@ from bench.gpu.sessions import (
     SHARED_GPU,
     Row,
     config_of,
+    given_up,
     prompts,
     roll_out,
     roll_out_warm,
@@ -56,7 +57,7 @@ def moves(machine: GpuMachine) -> list[Row]:
         rolled = roll_out_warm(config, environment_of(machine), records)
         first = first or rolled
         summary = rolled.summary
-        assert not summary.degradations, f"the pool was given up: {summary.degradations}"
+        assert not given_up(summary), f"the pool was given up: {summary.degradations}"
         rows.append(
             {
                 "instances": instances,

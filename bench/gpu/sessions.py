@@ -162,6 +162,14 @@ def in_a_process(script: str, job: Mapping[str, Any], runner: Literal["auto", "f
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def given_up(summary: Any) -> dict[str, int]:
+    """Return which parts of instances were given up, with how many reports.
+
+    That a response goes on otherwise than whole, as bfloat16 may on a CPU, is none: the tokens are compared.
+    """
+    return {what: count for what, count in summary.degradations.items() if what != "continuation"}
+
+
 def python_path() -> str:
     """Return a PYTHONPATH for processes that import this package, before all that is on it already."""
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
