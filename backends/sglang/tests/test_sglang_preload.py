@@ -10,37 +10,14 @@ from seer_sglang import preload as preloading
 
 LOOK = """
 import json, os, sys
+import fork_facts
 
 there = set(sys.modules)
-import torch
-
-server, paths = os.getppid(), []
-for name in os.listdir(f"/proc/{server}/fd"):
-    try:
-        paths.append(os.readlink(f"/proc/{server}/fd/{name}"))
-    except OSError:
-        pass
-facts = {
-    "title": open(f"/proc/{server}/cmdline").read(),
-    "threads": len(os.listdir(f"/proc/{server}/task")),
-    "cuda": torch.cuda.is_initialized(),
-    "devices": [path for path in paths if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri"))],
-    "modules": sorted(there),
-}
-
-from seer_worker.process.adapter import ADAPTER
-from seer_worker.process.worker import Worker
-from seer_worker.sampling.selftest import check_keyed
-from seer_worker.wire import Start
-
-instance, settings, scratch = json.loads(sys.argv[1])
-asked = Start(instance, "sglang-0", settings, scratch)
-worker = Worker(print, ADAPTER.load(instance)(asked), asked)
-check_keyed(worker)
-children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
+facts = fork_facts.server_facts() | {"modules": sorted(there)}
+worker = fork_facts.started()
 facts["late"] = [name for name in sys.modules if name not in there]
 facts["leaders"] = {
-    open(f"/proc/{pid}/cmdline").read(): os.getsid(int(pid)) == int(pid) for pid in children
+    fork_facts.cmdline(pid): os.getsid(int(pid)) == int(pid) for pid in fork_facts.children(os.getpid())
 }
 worker.close()
 print(json.dumps(facts))
@@ -78,8 +55,7 @@ def test_after_all_imports_there_is_one_thread_and_no_device(facts):
 def test_an_instance_imports_nothing_more_and_forks_its_other_rank(facts):
     roots = {name.partition(".")[0] for name in facts["late"]}
     assert not roots & {"seer_sglang", "seer_worker", "sglang", "torch", "transformers"}
-    titles = {title.rstrip("\0"): leads for title, leads in facts["leaders"].items()}
-    assert titles["seer_sglang.rank 1"]
+    assert facts["leaders"]["seer_sglang.rank 1"]
 
 
 def test_without_the_stand_in_for_its_kernels_neither_sglang_nor_they_are_imported(monkeypatch, imported):

@@ -15,26 +15,15 @@ from seer_core.errors import EngineError
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]  # PyTorch deprecates this and that
 
 LOOK = """
-import json, os, sys
+import json, sys
+import fork_facts
 
 there = set(sys.modules)
 import torch
 from seer_vllm.preload import ARCHITECTURES
 from vllm.model_executor.models import ModelRegistry
 
-server, paths = os.getppid(), []
-for name in os.listdir(f"/proc/{server}/fd"):
-    try:
-        paths.append(os.readlink(f"/proc/{server}/fd/{name}"))
-    except OSError:
-        pass
-facts = {
-    "title": open(f"/proc/{server}/cmdline").read(),
-    "threads": len(os.listdir(f"/proc/{server}/task")),
-    "children": [open(f"/proc/{pid}/cmdline").read() for pid in
-                 open(f"/proc/{server}/task/{server}/children").read().split()],
-    "cuda": torch.cuda.is_initialized(),
-    "devices": [path for path in paths if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri"))],
+facts = fork_facts.server_facts() | {
     "random_state_untouched": torch.equal(
         torch.get_rng_state(), torch.Generator().manual_seed(torch.initial_seed()).get_state()
     ),
@@ -42,52 +31,50 @@ facts = {
 }
 
 torch.set_num_threads(1)  # two that wait for a CPU spin
-from seer_worker.process.adapter import ADAPTER
-from seer_worker.process.worker import Worker
-from seer_worker.sampling.selftest import check_keyed
-from seer_worker.wire import Start
-
-instance, settings, scratch = json.loads(sys.argv[1])
 commands = []
 sys.addaudithook(lambda event, given: event == "subprocess.Popen" and commands.append(given[0]))
-asked = Start(instance, "vllm-0", settings, scratch)
-check_keyed(Worker(print, ADAPTER.load(instance)(asked), asked))
+fork_facts.started()
 print(json.dumps(facts | {"imported": sorted(set(sys.modules) - there), "commands": commands}))
 """
 
 
 @pytest.fixture(scope="module")
 def facts(make_fleet, models, run_in_fork, tmp_path_factory):
-    """Facts about a process after ``preload``, and about a fork of it that has started an engine."""
+    """Facts about a process after ``preload``, each from two forks of it that have started an engine."""
     pytest.importorskip("vllm")
     engine = make_fleet(models[0]).engines[0]
-    given = [engine.spec.instance, engine.spec.settings, str(tmp_path_factory.mktemp("fork"))]
-    [*_, last] = run_in_fork(engine, LOOK, json.dumps(given))
-    return SimpleNamespace(**json.loads(last))
+    found = []
+    for _ in range(2):
+        given = [engine.spec.instance, engine.spec.settings, str(tmp_path_factory.mktemp("fork"))]
+        [*_, last] = run_in_fork(engine, LOOK, json.dumps(given))
+        found.append(SimpleNamespace(**json.loads(last)))
+    return found
 
 
 def test_a_process_with_all_imports_has_one_thread_and_no_child_but_its_forks(facts):
-    assert facts.title.startswith("seer fork server")
-    assert facts.threads == 1
-    assert not [title for title in facts.children if "python" in title and "seer" not in title]
+    for fork in facts:
+        assert fork.title.startswith("seer fork server")
+        assert fork.threads == 1
+        assert fork.children
+        assert all(title.startswith("seer worker ") for title in fork.children)
 
 
 def test_no_import_opens_a_device(facts):
-    assert not facts.cuda
-    assert facts.devices == []
+    assert [fork.cuda for fork in facts] == [False, False]
+    assert [fork.devices for fork in facts] == [[], []]
 
 
 def test_the_random_numbers_of_a_process_with_all_imports_are_still_to_come(facts):
-    assert facts.random_state_untouched
+    assert [fork.random_state_untouched for fork in facts] == [True, True]
 
 
 def test_a_fork_imports_nothing_more_for_an_engine(facts):
-    assert facts.imported == []
+    assert [fork.imported for fork in facts] == [[], []]
 
 
 def test_no_process_is_started_to_inspect_a_common_model(facts):
-    assert facts.to_inspect == []
-    assert not [command for command in facts.commands if "python" in command]
+    assert [fork.to_inspect for fork in facts] == [[], []]
+    assert not [command for fork in facts for command in fork.commands if "python" in command]
 
 
 def test_a_vllm_that_lacks_what_is_done_once_is_refused(monkeypatch):
