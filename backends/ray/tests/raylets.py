@@ -2,6 +2,15 @@
 
 from machines import HEALTH, STARTS, STORE_BYTES, end, processes_of
 
+from tests.support.eventually import eventually
+
+ALIVE = 0
+"""A node's state in Ray's table."""
+
+
+def _alive(gcs):
+    return {id.hex() for id, node in gcs.get_all_node_info().items() if node.state == ALIVE}
+
 
 class Nodes:
     """A head without resources, and nodes of one CPU each."""
@@ -43,8 +52,13 @@ class Nodes:
         return raylet.pid
 
     def remove(self, node):
+        """End a node, and wait until the cluster counts it no more."""
+        from ray._raylet import GcsClient
+
         self.nodes.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
+        gcs = GcsClient(address=self.address)
+        eventually(lambda: node.node_id not in _alive(gcs))
 
     def _started(self, start):
         """Return what ``start`` does, and try again where it fails: the machine may be busy."""

@@ -148,10 +148,10 @@ def refused(make_runtime, nodes):
         (
             {"gpus": 2},
             {},
-            r"did not start: the Ray cluster has no place for it: none of the \d nodes has 1 CPU, 2 GPU; the"
+            r"did not start: the Ray cluster has no place for it: none of the 4 nodes has 1 CPU, 2 GPU; the"
             r" most that one has is 1 CPU, 0 GPU; add a node, or lower what \[launcher\.ray\] asks for",
         ),
-        ({"labels": {"rack": "b"}}, {}, r"no place for it: none of the \d nodes has the labels rack=b; add"),
+        ({"labels": {"rack": "b"}}, {}, "no place for it: none of the 4 nodes has the labels rack=b; add"),
         (
             {},
             {"interpreter": "/no/such/python"},
@@ -217,7 +217,7 @@ os._exit(0)
     [
         ({}, True, "has room for 3 instances now (", ""),
         ({"cpus": HALF, "min_instances": 7}, False, "); min_instances is 7", "add a node"),
-        ({"gpus": 1}, False, " nodes has 1 CPU, 1 GPU", "add a node, or lower"),
+        ({"gpus": 1}, False, "none of the 4 nodes has 1 CPU, 1 GPU", "add a node, or lower"),
         ({"address": "127.0.0.1:1"}, False, "no Ray cluster at 127.0.0.1:1: Connection", "start one with"),
     ],
     ids=["room", "little-room", "no-room", "no-cluster"],
@@ -244,7 +244,7 @@ def test_a_lost_instance_waits_for_a_node_and_the_log_says_what_is_missing(nodes
     [first, *_] = [each for each in logs if each["event"] == "instance_waits_for_place"]
     assert missing[0] == first["missing"]
     assert first["instance"] == "scripted-0"
-    assert " nodes has 1 CPU, 1 late" in first["missing"]
+    assert "none of the 4 nodes has 1 CPU, 1 late" in first["missing"]
 
 
 @pytest.fixture
