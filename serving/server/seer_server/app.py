@@ -251,7 +251,8 @@ class _Service:
         wanted = records(asked, "tokenize")
         if len(wanted) != 1:
             raise FieldError(f"{len(wanted)} prompts; give one", "prompt")
-        tokens = await self.broker.prompt_tokens({**wanted[0], "n": 1, "max_tokens": 1})
+        [group] = await self.broker.read([{**wanted[0], "n": 1, "max_tokens": 1}], fitting=True)
+        tokens = group.prompt_token_ids
         longest = self.broker.runtime.model.max_model_tokens
         return JSONResponse({"count": len(tokens), "max_model_len": longest, "tokens": list(tokens)})
 
@@ -333,7 +334,8 @@ class _Service:
                 reading = await asyncio.to_thread(self.parsers.begin, asked, form)
                 if (form := reading.form) is not None:
                     prompt = {**asked.prompts()[0], "n": 1, "max_tokens": 1}
-                    end = reading.reasoning_end(await self.broker.prompt_tokens(prompt))
+                    [group] = await self.broker.read([prompt], fitting=True)
+                    end = reading.reasoning_end(group.prompt_token_ids)
                     form = after_reasoning(form, end)
                     await self._require_form(form, "tools")
                 reader = ParsedChoices(asked, reading, self._tokenizer)

@@ -418,50 +418,35 @@ class RolloutBroker(Observer):
         turn: AgentTurn | None = None,
     ) -> Subscription:
         """As ``submit``; long text and images are read beside the event loop, one request at a time."""
-        if _is_soon_read(records):
-            return self.submit(records, streams, iteration, fitting=fitting, turn=turn)
-        async with self._encoding:
-            self.require_rollout()
-            self.require_capacity(len(records))
-            groups = await asyncio.to_thread(
-                self.runtime.groups, records, iteration=iteration, fitting=fitting
-            )
-            return self._add(groups, streams, turn)
+        self.require_rollout()
+        self.require_capacity(len(records))
+        return self.submit(await self.read(records, iteration, fitting=fitting), streams, turn)
 
-    async def prompt_tokens(self, record: Mapping[str, Any]) -> Sequence[int]:
-        """Return the tokens of the prompt that a record has, as a request with it would have them.
+    async def read(
+        self, records: Sequence[Mapping[str, Any]], iteration: int = 0, *, fitting: bool = False
+    ) -> list[PromptGroup]:
+        """Return the groups of records, ``fitting`` as for ``Runtime.groups``.
+
+        Long text and images are read beside the event loop, one request at a time.
 
         Raises:
-            PromptError: it cannot be rolled out.
+            PromptError: one cannot be rolled out.
         """
-        if _is_soon_read([record]):
-            [group] = self.runtime.groups([record], iteration=0, fitting=True)
-            return group.prompt_token_ids
+        if _is_soon_read(records):
+            return self.runtime.groups(records, iteration=iteration, fitting=fitting)
         async with self._encoding:
-            [group] = await asyncio.to_thread(self.runtime.groups, [record], iteration=0, fitting=True)
-            return group.prompt_token_ids
+            return await asyncio.to_thread(self.runtime.groups, records, iteration=iteration, fitting=fitting)
 
     def submit(
-        self,
-        records: Sequence[Mapping[str, Any]],
-        streams: bool,
-        iteration: int = 0,
-        *,
-        fitting: bool = False,
-        turn: AgentTurn | None = None,
+        self, groups: Sequence[PromptGroup], streams: bool, turn: AgentTurn | None = None
     ) -> Subscription:
-        """Add prompts to the rollout, ``fitting`` as for ``Runtime.groups``; they may be a ``turn``.
+        """Add groups to the rollout; they may be a ``turn``.
 
         Raises as ``Rollout.add``, but a ``PromptError`` if no room will do.
         """
-        self.require_rollout()
-        self.require_capacity(len(records))
-        return self._add(self.runtime.groups(records, iteration=iteration, fitting=fitting), streams, turn)
-
-    def _add(self, made: Sequence[PromptGroup], streams: bool, turn: AgentTurn | None) -> Subscription:
         rollout = self.require_rollout()
-        made = self.trajectories.mark(made, turn)
-        groups = [msgspec.structs.replace(group, streams=streams) for group in made]
+        marked = self.trajectories.mark(groups, turn)
+        groups = [msgspec.structs.replace(group, streams=streams) for group in marked]
         wanted = sum(group.n for group in groups)
         self.require_capacity(wanted)
         asking = any(group.sampling.prompt_logprobs is not None for group in groups)

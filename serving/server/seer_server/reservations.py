@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from seer_core.errors import OverloadError, PromptError, SeerError, quote
-from seer_core.model import Completion, SamplingChoice
+from seer_core.model import Completion, PromptGroup, SamplingChoice
 from seer_server.broker import GoneError, RolloutBroker, Subscription
 from seer_server.http import Refused, Stream, read_json
 from seer_server.streams import NDJSON, Encoding, ProgressS, line, over_within, results
@@ -82,12 +82,16 @@ class RowRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True):
 
 @attrs.define(eq=False)
 class _ReservedGroup:
-    """A reserved group; it has a ``submission`` from the time it has its prompt, unless that is refused."""
+    """A reserved group; it has a ``submission`` from the time it has its prompt, unless that is refused.
+
+    ``reading`` is held while a row's prompt is read.
+    """
 
     reservation: _Reservation
     reserved: Mapping[str, Any]
     n: int
     submission: _Submission | None = None
+    reading: asyncio.Lock = attrs.Factory(asyncio.Lock)
 
     @property
     def id(self) -> str:
@@ -101,7 +105,8 @@ class _ReservedGroup:
 
 @attrs.define(eq=False)
 class _Submission:
-    """A group with its prompt; each of its ``rows`` receives a completion, or an error.
+    """A group with its prompt, as its ``record`` has it and ``made`` of that; each of its ``rows`` receives a
+    completion, or an error.
 
     The ``outcome`` is None while the group waits for the prompts of others, or for room.  Then it is the
     subscription to the group's responses, or the error with which all rows were refused.
@@ -109,6 +114,7 @@ class _Submission:
 
     group: _ReservedGroup
     record: Mapping[str, Any]
+    made: PromptGroup
     rows: Sequence[asyncio.Queue[Completion | SeerError]]
     requested: set[int] = attrs.Factory(set)
     outcome: Subscription | SeerError | None = None
@@ -143,9 +149,9 @@ class _Reservation:
     _rows_over: int = 0
     _subscriptions: dict[Subscription, asyncio.Task[None]] = attrs.Factory(dict)
 
-    def add_prompt(self, group: _ReservedGroup, record: Mapping[str, Any]) -> _Submission:
+    def add_prompt(self, group: _ReservedGroup, record: Mapping[str, Any], made: PromptGroup) -> _Submission:
         """Submit a group that has its prompt now, at once or with the others."""
-        submission = _Submission(group, record, [asyncio.Queue() for _ in range(group.n)])
+        submission = _Submission(group, record, made, [asyncio.Queue() for _ in range(group.n)])
         group.submission = submission
         if self._collected is None:
             self._submit([submission])
@@ -166,9 +172,8 @@ class _Reservation:
     def _submit(self, submissions: Sequence[_Submission]) -> None:
         if not submissions:
             return
-        records = [each.record for each in submissions]
         try:
-            subscription = self.broker.submit(records, streams=False, iteration=self.iteration)
+            subscription = self.broker.submit([each.made for each in submissions], streams=False)
         except OverloadError:
             self._submit_later(submissions)
         except PromptError as error:
@@ -245,22 +250,22 @@ class Reservations:
         asked = await read_json(request, ReservationRequest)
         self.broker.require_version(asked.weight_version)
         await self.forms.require_all(asked.groups, self.broker.runtime.model.controls)
-        reservation = self._open(asked)
+        self.broker.require_rollout()
+        self.broker.require_capacity(len(asked.groups))
+        # With a prompt in the place of a missing one, any other flaw of a record is found now.
+        records = [
+            each if _has_prompt(each) else {"max_tokens": 1, **each, "prompt_token_ids": [0]}
+            for each in asked.groups
+        ]
+        groups = await self.broker.read(records, asked.iteration)
+        self.broker.require_version(asked.weight_version)
+        reservation = self._open(asked, groups)
         lines = self._watch(reservation, asked.progress_s)
         return Stream(lines, partial(self._close, reservation), NDJSON)
 
-    def _open(self, asked: ReservationRequest) -> _Reservation:
+    def _open(self, asked: ReservationRequest, groups: Sequence[PromptGroup]) -> _Reservation:
         broker = self.broker
         broker.require_rollout()
-        broker.require_capacity(len(asked.groups))
-        # With a prompt in the place of a missing one, any other flaw of a record is found now.
-        groups = broker.runtime.groups(
-            [
-                each if _has_prompt(each) else {"max_tokens": 1, **each, "prompt_token_ids": [0]}
-                for each in asked.groups
-            ],
-            iteration=asked.iteration,
-        )
         requests = sum(group.n for group in groups)
         broker.require_capacity(requests)
         reservation = _Reservation(broker, asked.iteration, asked.prompt_wait_s, requests)
@@ -274,9 +279,9 @@ class Reservations:
         self._reservations[reservation.id] = reservation
         self._groups |= reservation.groups
         broker.reserve(requests)
-        for each in reservation.groups.values():
+        for each, made in zip(reservation.groups.values(), groups, strict=True):
             if _has_prompt(each.reserved):
-                reservation.add_prompt(each, each.reserved)
+                reservation.add_prompt(each, each.reserved, made)
         return reservation
 
     async def release(self, request: Request) -> Response:
@@ -312,15 +317,33 @@ class Reservations:
         form = {FIELD: asked.structured_outputs}
         await self.forms.require_all([form], self.broker.runtime.model.controls)
         self.broker.require_rollout()
-        submission = self._request_row(asked)
+        submission = await self._request_row(asked)
         if isinstance(submission.outcome, SeerError):
             raise submission.outcome
         names, row = [f"{asked.group_id}/{asked.index}"], submission.rows[asked.index]
         lines = results(self.broker, names, row, asked.progress_s, asked.encoding)
         return Stream(lines, partial(self._leave_row, submission, asked.index), NDJSON)
 
-    def _request_row(self, asked: RowRequest) -> _Submission:
+    async def _request_row(self, asked: RowRequest) -> _Submission:
         """Return the submission of the row's group, which this request may begin."""
+        group = self._group(asked)
+        async with group.reading:
+            submission = group.submission
+            if submission is not None and asked.index in submission.requested:
+                raise Refused(409, f"row {asked.index} of group {quote(group.id)} has been requested already")
+            for name, value in asked.given.items():
+                if group.record.get(name, value if submission is None else None) != value:
+                    raise Refused(
+                        409,
+                        f"{name} of row {asked.index} is not that of group {quote(group.id)}; rows of a group"
+                        " have one prompt and one way of sampling",
+                    )
+            if submission is None:
+                submission = await self._begin(group, {**group.reserved, **asked.given}, asked)
+            submission.requested.add(asked.index)
+            return submission
+
+    def _group(self, asked: RowRequest) -> _ReservedGroup:
         group = self._groups.get(asked.group_id)
         if group is None:
             raise GoneError(f"there is no reserved group {quote(asked.group_id)}; reserve it first")
@@ -328,24 +351,20 @@ class Reservations:
             raise PromptError(
                 f"index is {asked.index}, and group {quote(group.id)} has {group.n} rows, from 0"
             )
-        submission = group.submission
-        if submission is not None and asked.index in submission.requested:
-            raise Refused(409, f"row {asked.index} of group {quote(group.id)} has been requested already")
-        for name, value in asked.given.items():
-            if group.record.get(name, value if submission is None else None) != value:
-                raise Refused(
-                    409,
-                    f"{name} of row {asked.index} is not that of group {quote(group.id)}; rows of a group"
-                    " have one prompt and one way of sampling",
-                )
-        if submission is None:
-            record = {**group.reserved, **asked.given}
-            if not _has_prompt(record):
-                raise PromptError(f"group {quote(group.id)} has no prompt yet; its first row must bring it")
-            self.broker.runtime.groups([record], iteration=group.reservation.iteration)
-            submission = group.reservation.add_prompt(group, record)
-        submission.requested.add(asked.index)
-        return submission
+        return group
+
+    async def _begin(
+        self, group: _ReservedGroup, record: Mapping[str, Any], asked: RowRequest
+    ) -> _Submission:
+        """Submit a group by the record that the first request for a row has completed."""
+        if not _has_prompt(record):
+            raise PromptError(f"group {quote(group.id)} has no prompt yet; its first row must bring it")
+        [made] = await self.broker.read([record], group.reservation.iteration)
+        if self._group(asked) is not group:
+            raise GoneError(f"group {quote(group.id)} was released meanwhile; reserve it again")
+        self.broker.require_version(asked.weight_version)
+        self.broker.require_rollout()
+        return group.reservation.add_prompt(group, record, made)
 
     def _leave_row(self, submission: _Submission, index: int) -> None:
         match submission.outcome:

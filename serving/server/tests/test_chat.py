@@ -2,7 +2,9 @@
 
 import base64
 import io
+import json
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -157,6 +159,62 @@ def test_an_image_of_a_message_reaches_the_engine_and_no_file_of_the_server_does
     [place] = job.attachments["images"]
     assert (place["offset"], place["length"]) == (1, 3)
     assert job.attachments.sources[place["digest"]].read() == file.getvalue()
+
+
+class SlowlySeeing(Seeing):
+    """Places images when it may."""
+
+    def __init__(self):
+        self.may, self.calls = threading.Event(), 0
+
+    def place_images(self, token_ids, sizes):
+        self.calls += 1
+        assert self.may.wait(PATIENCE_S)
+        return super().place_images(token_ids, sizes)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["with the reservation", "with the rows"])
+def test_images_of_a_reserved_group_are_read_once_and_hold_no_other_request_up(serve_by_hand, playing, early):
+    engine, tokenizer, file = playing.Hand(), SlowlySeeing(), io.BytesIO()
+    Image.new("RGB", (3, 2), "red").save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    prompt = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+    group = {"group_id": "a", "n": 2, "max_tokens": 2, **(prompt if early else {})}
+    model = ModelInfo(1000, 512, takes_images=True)
+    with serve_by_hand(engine, tokenizer, model) as served, ThreadPoolExecutor(3) as pool:
+        reserved = threading.Event()
+
+        def reserve():
+            body = {"groups": [group], "prompt_wait_s": 0, "progress_s": 0.1}
+            with httpx.stream(
+                "POST", f"{served.url}/v1/reservations", json=body, timeout=PATIENCE_S
+            ) as lines:
+                found = lines.iter_lines()
+                next(found)
+                reserved.set()
+                *_, last = found
+            return json.loads(last)
+
+        def ask(index):
+            row = {"group_id": "a", "index": index, **({} if early else prompt)}
+            return httpx.post(f"{served.url}/v1/rows", json=row, timeout=PATIENCE_S).text
+
+        reserving = pool.submit(reserve)
+        if not early:
+            assert reserved.wait(PATIENCE_S)
+            rows = [pool.submit(ask, index) for index in range(2)]
+        eventually(lambda: tokenizer.calls)
+        assert httpx.get(f"{served.url}/health", timeout=PATIENCE_S).status_code == 200
+        tokenizer.may.set()
+        if early:
+            assert reserved.wait(PATIENCE_S)
+            rows = [pool.submit(ask, index) for index in range(2)]
+        eventually(lambda: len(engine.jobs) == 2)
+        for _ in range(2):
+            served.do(lambda: engine.finish(tokens=2))
+        assert all('"finish_reason":"stop"' in row.result(PATIENCE_S) for row in rows)
+        assert "done" in reserving.result(PATIENCE_S)
+    assert tokenizer.calls == 1
 
 
 def test_text_becomes_tokens_and_text_again(serve_by_hand, playing):

@@ -144,7 +144,7 @@ def test_what_a_slow_reader_has_not_read_yet_comes_as_one(playing):
     record = {"prompt_token_ids": [5], "n": 2, "max_tokens": 40, "group_id": "g"}
 
     async def act(broker):
-        subscription = broker.submit([record], streams=True)
+        subscription = broker.submit(broker.runtime.groups([record]), streams=True)
         for _ in range(6):
             engine.finish(tokens=3, stopped=False)
         early = [await subscription.updates.get() for _ in range(2)]
@@ -363,9 +363,9 @@ def test_what_one_client_has_left_is_not_handed_to_another_who_asks_for_the_same
     record = {"prompt_token_ids": [5], "n": 2, "max_tokens": 4, "group_id": "g"}
 
     async def act(broker):
-        left = broker.submit([record], streams=False)
+        left = broker.submit(broker.runtime.groups([record]), streams=False)
         broker.unsubscribe(left)
-        subscription = broker.submit([record], streams=False)
+        subscription = broker.submit(broker.runtime.groups([record]), streams=False)
         engine.finish()
         engine.finish()
         found = [await subscription.updates.get() for _ in range(2)]
@@ -381,9 +381,9 @@ def test_who_leaves_late_takes_nothing_from_another_who_has_asked_for_the_same(p
     record = {"prompt_token_ids": [5], "n": 1, "max_tokens": 4, "group_id": "g"}
 
     async def act(broker):
-        slow = broker.submit([record], streams=True)
+        slow = broker.submit(broker.runtime.groups([record]), streams=True)
         engine.finish()
-        subscription = broker.submit([record], streams=False)
+        subscription = broker.submit(broker.runtime.groups([record]), streams=False)
         broker.unsubscribe(slow)
         assert engine.aborted == []
         engine.finish()

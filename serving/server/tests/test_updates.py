@@ -103,7 +103,9 @@ def test_joined_pieces_are_the_response_when_chunks_fail_engines_die_or_reading_
         broker = RolloutBroker(make_runtime)
         async with broker.runtime, broker.serving():
             await asyncio.sleep(0)
-            subscription = broker.submit([{**RECORD, "prompt_logprobs": of_prompt}], streams=True)
+            subscription = broker.submit(
+                broker.runtime.groups([{**RECORD, "prompt_logprobs": of_prompt}]), streams=True
+            )
 
             async def read():
                 while not subscription.updates.empty():

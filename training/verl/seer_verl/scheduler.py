@@ -360,7 +360,7 @@ class RowScheduler:
             if broker.without_scheduler:
                 subscription = await broker.detached(records, streams=False)
             else:
-                subscription = broker.submit(records, streams=False, iteration=iteration)
+                subscription = await broker.submit_text(records, streams=False, iteration=iteration)
         except SeerError as error:
             if len(groups) > 1:
                 for each in groups:
