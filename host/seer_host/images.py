@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import warnings
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,11 @@ class PlacedImages(dict[str, Any]):
         ]
         super().__init__({IMAGES: found})
         self.sources = {image.digest: image for image in images}
+
+    def placed(self) -> Iterator[tuple[PromptImage, int, int]]:
+        """Yield each image with its offset and its number of tokens, in their order."""
+        for each in self[IMAGES]:
+            yield self.sources[each["digest"]], each["offset"], each["length"]
 
     @property
     def digests(self) -> list[str]:

@@ -7,11 +7,22 @@ from itertools import compress
 
 import attrs
 import torch
+from seer_host.images import PromptImage
 from torch import Tensor
 
 from seer_rl.trainer import Sample
 
-__all__ = ["MicroBatch", "micro_batches"]
+__all__ = ["LaidImage", "MicroBatch", "micro_batches"]
+
+
+@attrs.frozen
+class LaidImage:
+    """An image whose tokens stand in a row, from ``begin`` to ``end``."""
+
+    image: PromptImage
+    row: int
+    begin: int
+    end: int
 
 
 @attrs.frozen(eq=False)
@@ -20,7 +31,8 @@ class MicroBatch:
 
     The mask holds where a trained token of a response stands: the n tokens whose log-probs enter the loss,
     row by row.  ``advantages`` and ``engine_logprobs`` are theirs, float32 [n].  ``experts``, int64 [rows,
-    width, layers, experts per token], are those that the engine took, -1 where it took none.
+    width, layers, experts per token], are those that the engine took, -1 where it took none.  ``images`` are
+    in the order of rows and places.
     """
 
     ids: Tensor
@@ -29,15 +41,17 @@ class MicroBatch:
     advantages: Tensor
     engine_logprobs: Tensor
     experts: Tensor | None = None
+    images: Sequence[LaidImage] = ()
 
     def trained(self, per_place: Tensor) -> Tensor:
         """Select values that predict the trained tokens, [n, ...], of one per place: [rows, width, ...]."""
         return per_place[:, :-1][self.mask[:, 1:]]
 
     def same_tokens(self, other: MicroBatch) -> bool:
-        """Return whether another has the same tokens at the same places."""
+        """Return whether another has the same tokens and images at the same places."""
         mine, others = (self.ids, self.positions, self.mask), (other.ids, other.positions, other.mask)
-        return all(torch.equal(one, another) for one, another in zip(mine, others, strict=True))
+        same = all(torch.equal(one, another) for one, another in zip(mine, others, strict=True))
+        return same and list(self.images) == list(other.images)
 
     @property
     def targets(self) -> Tensor:
@@ -75,6 +89,7 @@ def _layout(samples: Sequence[Sample], packed: bool) -> MicroBatch:
     ids = torch.zeros(rows, width, dtype=torch.int64)
     positions = torch.arange(width).repeat(rows, 1)
     mask = torch.zeros(rows, width, dtype=torch.bool)
+    images: list[LaidImage] = []
     begin = 0
     for number, sample in enumerate(samples):
         row, end = 0 if packed else number, begin + _tokens(sample)
@@ -82,6 +97,9 @@ def _layout(samples: Sequence[Sample], packed: bool) -> MicroBatch:
         positions[row, begin:end] = torch.arange(end - begin)
         trained = mask[row, begin + len(sample.prompt) : end]
         trained[:] = True if sample.loss_mask is None else torch.tensor(list(sample.loss_mask)).bool()
+        if sample.images is not None:
+            laid = sample.images.placed()
+            images += [LaidImage(each, row, begin + at, begin + at + count) for each, at, count in laid]
         begin = end if packed else 0
     sizes = torch.tensor([sample.trained_tokens for sample in samples])
     advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)
@@ -93,6 +111,7 @@ def _layout(samples: Sequence[Sample], packed: bool) -> MicroBatch:
         advantages.repeat_interleave(sizes),
         torch.tensor(logprobs, dtype=torch.float32),
         _experts(samples, rows, width, packed),
+        images,
     )
 
 

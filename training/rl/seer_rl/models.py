@@ -11,7 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from transformers import AutoModelForCausalLM
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging as transformers_logging
@@ -19,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from seer_core.errors import ConfigError
 from seer_rl.batches import MicroBatch
 from seer_rl.config import TrainTable
+from seer_rl.images import ModelImages
 from seer_rl.losses import token_logprobs
 from seer_rl.routing_replay import replayed_routing
 
@@ -28,22 +34,32 @@ WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 
 
 class HuggingFaceModel:
-    """A causal language model of transformers, in evaluation mode."""
+    """A causal language model of transformers, in evaluation mode; ``images`` is None if it takes none."""
 
     def __init__(self, table: TrainTable, directory: Path) -> None:
         """Load the model of a directory.
 
         Raises:
-            ConfigError: it cannot be loaded.
+            ConfigError: it cannot be loaded, or not be trained with samples that are packed.
         """
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._device = torch.device(table.torch.device)
         self._first = directory
         self._model = self._read(directory)
+        layers = getattr(self._model.config.get_text_config(), "layer_types", None) or ()
+        if table.torch.packed and "linear_attention" in layers:
+            raise ConfigError(
+                f"[train.torch].packed: the model in {directory} has layers of linear attention, which would"
+                " carry their state from one sample to the next; leave it out"
+            )
+        self.images = ModelImages(self._model, directory) if ModelImages.fit(self._model) else None
 
     def _read(self, directory: Path) -> Any:
         try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            config = AutoConfig.from_pretrained(directory, local_files_only=True)
+            sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+            kind: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+            loaded: Any = kind.from_pretrained(
                 directory, dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
         except (OSError, ValueError) as error:
@@ -60,7 +76,7 @@ class HuggingFaceModel:
     @property
     def vocab_size(self) -> int:
         """How many tokens the model has."""
-        return int(self._model.config.vocab_size)
+        return int(self._model.config.get_text_config().vocab_size)
 
     def parameters(self) -> Iterable[Parameter]:
         """Return all parameters, tied ones once."""
@@ -72,12 +88,16 @@ class HuggingFaceModel:
 
         A mixture takes the experts that the batch has, if it has some.
         """
-        ids, positions = batch.ids.to(self._device), batch.positions.to(self._device)
         with ExitStack() as stack:
+            if self.images is None:
+                ids, positions = batch.ids.to(self._device), batch.positions.to(self._device)
+                inputs = {"input_ids": ids, "position_ids": positions}
+            else:
+                inputs = stack.enter_context(self.images.before(batch))
             if batch.experts is not None:
                 experts = batch.experts.to(self._device).flatten(0, 1)
                 stack.enter_context(replayed_routing(self._model, experts))
-            logits = self._model(input_ids=ids, position_ids=positions, use_cache=False).logits
+            logits = self._model(**inputs, use_cache=False).logits
         return token_logprobs(batch.trained(logits), batch.targets.to(self._device))
 
     def export(self, directory: Path) -> None:

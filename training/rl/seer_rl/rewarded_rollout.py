@@ -34,6 +34,8 @@ class RewardedRollout:
     listener: ProgressListener
     environment: Environment | None = None
     """It answers the turns of responses; None leaves that to the session's configuration."""
+    takes_images: bool = False
+    """Whether the trainer shows its model the images of prompts."""
 
     def run(
         self, prompts: Iterable[Mapping[str, Any]], iteration: int, journal: Journal | None = None
@@ -43,13 +45,14 @@ class RewardedRollout:
         What the ``journal`` has of them is not computed again.
 
         Raises:
-            TrainError: a prompt has images, or is sampled in a way that cannot be trained on.
+            TrainError: a prompt has images that the trainer does not take, or is sampled in a way that cannot
+                be trained on.
             InputError: the journal has other prompts, or those of other weights.
             SeerError: the rollout failed.
         """
         records = list(prompts)
         groups = self.session.runtime.groups(records, iteration)
-        _check_groups(groups)
+        self._check(groups)
         wanted = sum(group.n for group in groups)
         found: dict[tuple[str, int], tuple[Completion, Future[float]]] = {}
         stream = self.session.stream(
@@ -99,17 +102,16 @@ class RewardedRollout:
             found.set_result(completion.reward or 0.0)
         return found
 
-
-def _check_groups(groups: Sequence[PromptGroup]) -> None:
-    for group in groups:
-        if isinstance(group.attachments, PlacedImages):
-            raise TrainError(
-                f"group {group.id!r} has images, which the model in training is not shown; leave them out, or"
-                " train with another trainer on Seer's rollouts"
-            )
-        sampling = group.sampling
-        if not sampling.raw:
-            raise TrainError(
-                f"group {group.id!r} is sampled by {sampling.described}: the log-probs that are trained on"
-                " are the model's own; sample at temperature 1, top_p 1 and top_k 0"
-            )
+    def _check(self, groups: Sequence[PromptGroup]) -> None:
+        for group in groups:
+            if isinstance(group.attachments, PlacedImages) and not self.takes_images:
+                raise TrainError(
+                    f"group {group.id!r} has images, which this trainer does not show its model; leave them"
+                    ' out, or use trainer = "torch" with a model that takes images'
+                )
+            sampling = group.sampling
+            if not sampling.raw:
+                raise TrainError(
+                    f"group {group.id!r} is sampled by {sampling.described}: the log-probs that are trained"
+                    " on are the model's own; sample at temperature 1, top_p 1 and top_k 0"
+                )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import msgspec
 import structlog
+from seer_host.images import PlacedImages
 from seer_host.routed_experts import routed_experts
 
 from seer_core import Completion, PromptGroup
@@ -126,7 +127,8 @@ def _sample(
     """Return a sample in which the environment's tokens, if there are any, are not trained on."""
     prompt, mask = group.prompt_token_ids, bytes(completion.loss_mask) if completion.turns else None
     experts = _experts(completion, len(prompt)) if replay_routing else None
-    return Sample(prompt, completion.token_ids, completion.logprobs, advantage, mask, experts)
+    images = group.attachments if isinstance(group.attachments, PlacedImages) else None
+    return Sample(prompt, completion.token_ids, completion.logprobs, advantage, mask, experts, images)
 
 
 def _experts(completion: Completion, prompt_tokens: int) -> NDArray[np.uint16]:

@@ -137,7 +137,9 @@ def _train(
         stack.enter_context(session)
         stack.enter_context(environment.opened(session))
         phases = Phases(listener)
-        rollout = RewardedRollout(session, rewards, listener, environment.own)
+        rollout = RewardedRollout(
+            session, rewards, listener, environment.own, getattr(trainer, "takes_images", False)
+        )
         TrainingLoop(
             table=table,
             session=session,

@@ -44,6 +44,7 @@ class TorchTrainer(Trainer):
         self._table = table
         self._device = _device_of(table.torch.device)
         self._model = AdaptedModel(table, model) if table.lora.rank else HuggingFaceModel(table, model)
+        self.takes_images = self._model.images is not None
         self._reference = HuggingFaceModel(table, model) if table.loss.kl else None
         rates = table.optimizer
         self._optimizer = torch.optim.AdamW(

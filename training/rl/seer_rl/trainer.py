@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
+from seer_host.images import PlacedImages
 
 from seer_core.ports.contracts import optional
 from seer_rl.errors import TrainError
@@ -40,6 +41,8 @@ class Sample:
     """The experts that the engine took for each position of prompt and response but the last, [positions,
     layers, experts per token]; None unless ``[train].replay_routing``.
     """
+    images: PlacedImages | None = None
+    """The images among the tokens of prompt and response; None if there are none."""
 
     @property
     def trained_tokens(self) -> int:
@@ -58,6 +61,9 @@ class Trainer(Protocol):
     one inherits what may be left out.  A trainer that is a context manager as well, because it has processes
     for example, is entered before anything but ``vocab_size`` is used, and left when training ends.
     """
+
+    takes_images: bool = False
+    """Whether the model is shown the images of samples; else prompts with images are refused."""
 
     @property
     def vocab_size(self) -> int:
