@@ -19,11 +19,11 @@ import attrs
 import psutil
 from seer_divided_rollout import Chunks, KvAware
 from seer_host.ports import reserved_port
+from seer_host.tables import SeerTable
 from seer_remote.plugin import Settings, seer_make_engines
 from seer_session import Runtime
 
 from bench.harness import Row
-from seer_core.plugins.config import SeerTable
 from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies, Slot

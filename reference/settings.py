@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 import attrs
 from seer_cli.compare_table import CompareTable
 from seer_host.config_files import RolloutTable
+from seer_host.tables import SeerTable
 from seer_rl.config import TrainTable
 from seer_session.assembly import MADE_BY, NoSettings
+from seer_session.hooks import read_hooks
 from seer_sim.cost import CostModel
 from seer_verl.settings import VerlSettings
 
 from reference.packages import repository_entry_points
 from reference.page import Page, markdown
-from seer_core.plugins.config import SeerTable
-from seer_core.plugins.hooks import read_hooks
 
 __all__ = ["page", "plugin_tables"]
 

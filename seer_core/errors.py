@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 __all__ = [
     "SHOWN",
     "ConfigError",
@@ -20,7 +18,6 @@ __all__ = [
     "StalledError",
     "TransitionError",
     "WeightVersionError",
-    "explain_error",
     "ignore_report",
     "name_of",
     "printable",
@@ -176,13 +173,6 @@ def printable(text: str, limit: int | None = None, *, keep: str = "") -> str:
         each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
         for each in text
     )
-
-
-def explain_error(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Return the key that a validation error is about, empty for the whole, and the fact."""
-    fact, _, at = str(error).partition(" - at ")
-    key = at.strip("`").removeprefix("$").lstrip(".")
-    return printable(key, SHOWN), printable(f"{fact[0].lower()}{fact[1:]}", SHOWN)
 
 
 def ignore_report(reason: str) -> None:

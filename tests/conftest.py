@@ -7,12 +7,12 @@ import attrs
 import msgspec
 import pytest
 import structlog
+from seer_host.tables import SeerTable
 from seer_session.runtime import Runtime
 
 from seer_core.model import InstanceInfo, PromptGroup
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.events import InstanceDegraded
-from seer_core.plugins.config import SeerTable
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.clock import RealClock
 from seer_core.ports.drafting import StepTimes

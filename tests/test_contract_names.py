@@ -15,7 +15,9 @@ CONTRACTS = [
     "seer_core.ports.kv",
     "seer_core.ports.policy",
     "seer_core.ports.engine",
-    "seer_core.ports.environment",
+    "seer_session.environment",
+    "seer_session.hookspecs",
+    "seer_host.launcher",
     "seer_worker.process.adapter",
 ]
 SPOKEN = re.compile(r"``(\w+(?:\.\w+)+)(?:\(.*?\))?``")

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from seer_core.plugins.slots import SLOTS
+from seer_session.factories import SLOTS
 
 __all__ = ["EXAMPLES", "EXAMPLE_SLOTS", "files_of"]
 

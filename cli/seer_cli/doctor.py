@@ -9,11 +9,11 @@ from pathlib import Path
 
 from seer_host.config_files import Config
 from seer_session.assembly import installed, load, load_enabled, startup_of
+from seer_session.hooks import Plugin, SeerPluginManager
 
 from seer_cli.verl_environment import examine_verl
 from seer_core.error_origin import describe_error
 from seer_core.errors import SeerError
-from seer_core.plugins.hooks import Plugin, SeerPluginManager
 from seer_core.plugins.hookspecs import Check, Startup
 
 __all__ = ["examine"]

@@ -11,6 +11,7 @@ import click
 import msgspec
 from rich.table import Table
 from seer_host.config_files import Config
+from seer_host.tables import SlotsTable
 from seer_session.assembly import fill_slots, installed, load_enabled
 
 from seer_cli.common import config_options, load, main_options
@@ -20,7 +21,6 @@ from seer_cli.installed import MEANINGS, describe, offers, slots_of, tier_of
 from seer_cli.output import JSON_OPTION, InputPath, check_writable, write_json
 from seer_cli.tables import print_table, prose
 from seer_core.errors import printable
-from seer_core.plugins.config import SlotsTable
 from seer_core.scheduling.scheduler import CORE
 
 __all__ = ["config_command", "doctor_command", "plugins_command"]

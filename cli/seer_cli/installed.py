@@ -9,8 +9,7 @@ from pathlib import Path
 
 from seer_host.config_files import Config
 from seer_session.assembly import assemble, installed
-
-from seer_core.plugins.hooks import HOOKS
+from seer_session.hooks import HOOKS
 
 __all__ = ["MEANINGS", "TIERS", "describe", "offers", "slots_of", "tier_of"]
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from seer_core.ports.environment import AnsweredTurn, EnvironmentAnswer, ModelTurn, Trajectory
+from seer_session.environment import AnsweredTurn, EnvironmentAnswer, ModelTurn, Trajectory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tiny_reasoner"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tiny_rl"))

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 from seer_rl.config import load_training
+from seer_session.environment import AnsweredTurn, ModelTurn, Trajectory
 from seer_testing import EnvironmentContract
-
-from seer_core.ports.environment import AnsweredTurn, ModelTurn, Trajectory
 
 HERE = Path(__file__).parent
 

@@ -12,11 +12,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from seer_core.errors import SHOWN, ConfigError, printable, quote
-from seer_core.model import MOST_RESPONSES, MOST_TOP_K, SamplingChoice
-from seer_core.plugins.config import SeerTable, SlotsTable, known_keys, nearest, structure
+from seer_core.model import MOST_RESPONSES
 from seer_core.plugins.config_types import NotNegative
 from seer_host.discovery import TABLES, offered
 from seer_host.json_files import UNREADABLE, describe_flaw, is_text, read_bytes
+from seer_host.sampling_fields import MOST_TOP_K, SamplingChoice
+from seer_host.tables import SeerTable, SlotsTable, known_keys, nearest, structure
 
 __all__ = ["Config", "RolloutTable", "load_config", "make_config", "read_toml"]
 

@@ -5,27 +5,35 @@ from __future__ import annotations
 import hashlib
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 
 from seer_core.errors import ConfigError, PromptError, printable
-from seer_core.ports.engine import IMAGES
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = [
+    "IMAGES",
+    "IMAGE_PART",
     "MOST_IMAGE_BYTES",
     "MOST_PIXELS",
+    "ImageTokenizer",
     "PlacedImages",
     "PromptImage",
     "decode_image",
     "read_image_file",
 ]
+
+IMAGES = "images"
+"""The attachment that says where a prompt's images are: the digest, offset and length of each."""
+
+IMAGE_PART: Mapping[str, Any] = {"type": "image"}
+"""Stands among the parts of a message where an image is; no other part of this type does."""
 
 MOST_IMAGE_BYTES = 32 << 20
 """Of an image's file."""
@@ -42,6 +50,31 @@ PLAIN = ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr")
 """Its modes of others that become 8-bit RGB."""
 
 _opening = threading.Lock()
+
+
+@runtime_checkable
+class ImageTokenizer(Protocol):
+    """The further method of a ``Tokenizer`` whose model takes images.
+
+    ``encode_chat`` then takes messages with ``IMAGE_PART``, of which each becomes one place.
+    """
+
+    def place_images(
+        self, token_ids: Sequence[int], sizes: Sequence[tuple[int, int]]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return a prompt in which each place of an image has become as many tokens as the image takes.
+
+        Args:
+            token_ids: the prompt, with one token for each image.
+            sizes: width and height of each image, in pixels.
+
+        Returns:
+            The tokens, and for each image the offset of its first one and their number.
+
+        Raises:
+            PromptError: there are more or fewer images than places, or the model takes no such size.
+        """
+        ...
 
 
 @attrs.frozen

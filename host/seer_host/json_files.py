@@ -9,10 +9,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from seer_core.errors import SHOWN, SeerError, explain_error, printable
+from seer_core.errors import SHOWN, SeerError, printable
 from seer_core.model.arrays import unpacked
 
-__all__ = ["UNREADABLE", "JsonFormat", "describe_flaw", "is_text", "read_bytes"]
+__all__ = ["UNREADABLE", "JsonFormat", "describe_flaw", "explain_error", "is_text", "read_bytes"]
 
 T = TypeVar("T")
 
@@ -117,3 +117,10 @@ class JsonFormat(Generic[T]):
 
     def _error(self, where: str, error: Exception, raw: bytes = b"") -> SeerError:
         return self.error(f"{where} {self.kind}: {describe_flaw(error, raw)}; {self.remedy}")
+
+
+def explain_error(error: msgspec.ValidationError) -> tuple[str, str]:
+    """Return the key that a validation error is about, empty for the whole, and the fact."""
+    fact, _, at = str(error).partition(" - at ")
+    key = at.strip("`").removeprefix("$").lstrip(".")
+    return printable(key, SHOWN), printable(f"{fact[0].lower()}{fact[1:]}", SHOWN)

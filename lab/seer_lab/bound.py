@@ -24,13 +24,13 @@ from typing import Any
 import attrs
 import msgspec
 import numpy as np
+from seer_host.tables import structure
 from seer_sim.cost import CostModel
 from seer_sim.drafts import Drafts
 from seer_sim.plugin import Settings
 from seer_sim.settings import cost_of
 
 from seer_core.errors import SeerError
-from seer_core.plugins.config import structure
 from seer_lab.lengths import GroupLengths
 from seer_lab.policies import PolicySet
 from seer_lab.response_classes import Responses

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 from seer_host.json_files import UNREADABLE, JsonFormat, is_text
+from seer_host.tables import nearest, structure
 from seer_sim.machines import TYPICAL, Reached
 from seer_sim.sizes import read_sizes
 
 from seer_core.errors import ConfigError, quote
-from seer_core.plugins.config import nearest, structure
 from seer_lab.lengths import DrawnLengths, GroupLengths, joined, with_longer_turns
 from seer_lab.recorded import RecordedLengths, read_recorded
 from seer_lab.step_rows import gpu_of

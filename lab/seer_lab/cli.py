@@ -18,9 +18,9 @@ from seer_cli.report.options import REPORT_OPTION
 from seer_cli.report.page import write_page
 from seer_cli.report.reading import RunReader
 from seer_cli.tables import print_table, table_console
+from seer_host.tables import structure
 from seer_sim.plugin import Settings
 
-from seer_core.plugins.config import structure
 from seer_lab.bound import Bound, bounds_of
 from seer_lab.choose import PRESSURE, choose_workload
 from seer_lab.drawing import importing_to_draw

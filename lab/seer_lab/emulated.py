@@ -18,7 +18,9 @@ from seer_cli.compare_table import compare_table
 from seer_cli.comparison import FIGURES, arms_of
 from seer_cli.emulation import Emulated, EmulatedArm, Emulator, WrittenResponses
 from seer_host.config_files import Config
+from seer_host.tables import nearest
 from seer_session.assembly import fill_slots
+from seer_session.factories import environment_of
 from seer_sim.drafts import Drafts
 from seer_sim.measured import MEASURED
 from seer_sim.pool import Settings as PoolSettings
@@ -27,7 +29,6 @@ from seer_sim.presets import PRESETS
 from seer_core.errors import ConfigError, quote
 from seer_core.model import Completion, InstanceInfo
 from seer_core.model.events import Command, Event
-from seer_core.plugins.config import nearest
 from seer_core.ports.policy import Observer
 from seer_lab.bound import GROUPED, Bound, bounds_of
 from seer_lab.lengths import GroupLengths
@@ -53,7 +54,7 @@ def make_emulator(config: Config) -> Emulator:
                 f"{nearest(name, CLUSTERS)}; there are {', '.join(CLUSTERS)}"
             )
     for arm in arms_of(config):
-        if fill_slots(config.with_plugins(arm.enabled)).environment is not None:
+        if environment_of(fill_slots(config.with_plugins(arm.enabled))) is not None:
             raise ConfigError(
                 "[compare.emulated] has no turns, which the environment answers; leave its `on` empty"
             )

@@ -11,9 +11,9 @@ from seer_cli.common import FiniteRange, set_option
 from seer_cli.output import InputPath
 from seer_host.config_files import make_config
 from seer_session.assembly import fill_slots
+from seer_session.factories import check_enabled
 
 from seer_core.errors import ConfigError, quote
-from seer_core.plugins.slots import check_enabled
 from seer_lab.lengths import DrawnLengths
 from seer_lab.policies import POLICIES, RECOMMENDED, PolicySet, parse_policy
 from seer_lab.workloads import CLUSTERS, Workload

@@ -8,13 +8,13 @@ from __future__ import annotations
 import msgspec
 from seer_host.config_files import Config
 from seer_host.installation import how_to_install
+from seer_host.tables import structure
 from seer_sim.plugin import Settings as SimSettings
 from seer_sim.pool import MoveRates
 from seer_sim.pool import Settings as PoolSettings
 from seer_sim.settings import EmulatedSettings
 
 from seer_core.errors import ConfigError
-from seer_core.plugins.config import structure
 from seer_core.ports.engine import EngineFleet
 from seer_lab.lengths import TrueLengths
 from seer_lab.texts import RecordedText

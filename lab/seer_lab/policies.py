@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from seer_host.tables import nearest
 
 from seer_core.errors import ConfigError, quote
-from seer_core.plugins.config import nearest
 from seer_core.scheduling.scheduler import CORE
 
 __all__ = ["POLICIES", "RECOMMENDED", "PolicySet", "parse_policy"]

@@ -14,7 +14,9 @@ import attrs
 import msgspec
 from seer_cli.garbage import no_collections
 from seer_host.config_files import Config
+from seer_host.tables import structure
 from seer_session.assembly import assemble
+from seer_session.environment import Environment
 from seer_session.results import Summary, Tally
 from seer_session.runtime import Runtime
 from seer_sim.account import StepAccount
@@ -22,10 +24,8 @@ from seer_sim.engine import SimEngine
 from seer_sim.plugin import Settings, make_fleet
 
 from seer_core.model import Completion, PromptGroup
-from seer_core.plugins.config import structure
 from seer_core.plugins.slots import Assembly
 from seer_core.ports.engine import EngineFleet
-from seer_core.ports.environment import Environment
 from seer_core.ports.policy import Observer
 from seer_core.scheduling.scheduler import CORE
 from seer_lab.lengths import GroupLengths, TrueLengths, last_epoch

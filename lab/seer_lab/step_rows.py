@@ -13,12 +13,12 @@ from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
+from seer_host.tables import nearest
 from seer_sim.cost import CostModel
 from seer_sim.machines import GPUS, GpuPeaks, kv_tokens
 from seer_sim.sizes import ModelSizes
 
 from seer_core.errors import ConfigError, quote
-from seer_core.plugins.config import nearest
 
 __all__ = ["COLUMNS", "StepRow", "aside", "gpu_of", "read_rows", "token_s"]
 

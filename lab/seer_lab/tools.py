@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from seer_session.environment import Environment, EnvironmentAnswer, ModelTurn, Trajectory
 
 from seer_core.model import Completion
-from seer_core.ports.environment import Environment, EnvironmentAnswer, ModelTurn, Trajectory
 from seer_lab.lengths import GroupLengths
 
 __all__ = ["RecordedTools", "TurnFigures", "turn_figures", "turn_lengths"]

@@ -23,10 +23,10 @@ from seer_cli.stats import Stats
 from seer_cli.tables import print_table, table_console
 from seer_host.config_files import Config
 from seer_host.json_files import JsonFormat
+from seer_host.tables import nearest
 from seer_session.assembly import fill_slots
 
 from seer_core.errors import ConfigError, quote
-from seer_core.plugins.config import nearest
 from seer_core.plugins.config_types import NotNegative
 from seer_lab.bound import Bound, bounds_of
 from seer_lab.calibrate import calibrated, plugins_of

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from seer_host.config_files import Config, make_config
+from seer_host.tables import TurnsTable
 from seer_sim.cost import CostModel
 from seer_sim.machines import GPUS, TYPICAL, GpuPeaks, Reached, cost_on
 from seer_sim.measured import MEASURED
@@ -18,7 +19,6 @@ from seer_sim.presets import PRESETS
 from seer_sim.sizes import ModelSizes
 
 from seer_core.errors import ConfigError
-from seer_core.plugins.config import TurnsTable
 from seer_lab.lengths import DrawnLengths, GroupLengths
 from seer_lab.texts import RecordedText
 

@@ -1,4 +1,4 @@
-"""Every hook, in the order of its call.  The docstring is the contract.
+"""The hooks of the core, in the order of their calls.  The docstring is the contract.
 
 Hooks called ``seer_make_<slot>`` are factories: pluggy calls each once, at start-up, for every enabled
 plug-in, and it returns an object that fills a slot, or None to abstain.  After that the core calls plain
@@ -21,9 +21,7 @@ import pluggy
 from seer_core.model.sampling import Sampling
 from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import EngineFleet
-from seer_core.ports.environment import Environment
 from seer_core.ports.kv import KVPool
-from seer_core.ports.launcher import Launcher
 from seer_core.ports.policy import Observer, Placer, Prioritizer, Splitter
 
 __all__ = ["PROJECT", "Check", "Startup", "hookimpl", "hookspec"]
@@ -69,16 +67,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 @hookspec
-def seer_make_launcher(settings: Any, startup: Startup) -> Launcher | None:
-    """Return what starts the workers of engines, on this machine or elsewhere.
-
-    Called once, first of all hooks, and only for the plug-in that ``[seer].launcher`` names; ``settings`` is
-    its ``[launcher.NAME]`` table.  Must start nothing: ``Launcher.launch`` is called as engines start.
-    """
-
-
-@hookspec
-def seer_make_engines(settings: Any, startup: Startup, launcher: Launcher | None) -> EngineFleet | None:
+def seer_make_engines(settings: Any, startup: Startup, launcher: Any) -> EngineFleet | None:
     """Return the engine instances, not yet started, on the clock they live on.
 
     Called once, after the launcher's, and only for a plug-in that ``[seer].engine`` names;
@@ -92,7 +81,7 @@ def seer_make_engines(settings: Any, startup: Startup, launcher: Launcher | None
 
 
 @hookspec
-def seer_make_kv_pool(settings: Any, startup: Startup, launcher: Launcher | None) -> KVPool | None:
+def seer_make_kv_pool(settings: Any, startup: Startup, launcher: Any) -> KVPool | None:
     """Return the KV pool of all instances, not yet started.
 
     Called once, after the engines', and only for the plug-in that ``[seer].kv_pool`` names; ``settings`` is
@@ -139,16 +128,6 @@ def seer_make_drafter(settings: Any, startup: Startup) -> Drafter | None:
     two would, ``[seer.slots]`` says which.  Must start nothing: what needs threads or connections
     is the source that ``Drafter.source`` names, which lives in each engine's worker and ends with
     ``DraftSource.stop``.  Without an answer, engines do not speculate.
-    """
-
-
-@hookspec
-def seer_make_environment(settings: Any, startup: Startup) -> Environment | None:
-    """Return what answers the turns of responses, such as a tool or a game, or None to abstain.
-
-    Called once, in the order of ``[seer].plugins``.  One enabled plug-in fills the slot; where
-    two would, ``[seer.slots]`` says which.  Must start nothing: ``Environment.start`` is called before the
-    engines start.  Without an answer, a response is over where the model stops.
     """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import attrs
@@ -17,8 +17,6 @@ from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec
 
 __all__ = [
-    "IMAGES",
-    "IMAGE_PART",
     "ChangingFleet",
     "ChunkEnder",
     "ChunkJob",
@@ -29,19 +27,13 @@ __all__ = [
     "EngineFleet",
     "ForeignInstance",
     "HeldClock",
-    "ImageTokenizer",
     "InstanceClient",
     "InstanceSink",
     "ModelInfo",
     "PlaceSeeker",
     "PlainFleet",
-    "ReplyTokenizer",
     "Tokenizer",
 ]
-
-
-IMAGES = "images"
-"""The attachment that says where a prompt's images are: the digest, offset and length of each."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -66,25 +58,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     tables with dots between them; under others it is not divided.  None where engines take no attachments.
     """
     takes_images: bool = False
-    """Whether prompts may have images, for which the tokenizer is an ``ImageTokenizer`` then.  They are the
-    attachment ``IMAGES``, and divided.
-    """
-
-    def undivided(self, attachments: Mapping[str, Any]) -> list[str]:
-        """Return the names in a prompt's attachments under which its responses are not divided."""
-        divided = {*(self.divided_attachments or ()), *((IMAGES,) if self.takes_images else ())}
-        return sorted(_undivided(attachments, divided))
-
-
-def _undivided(attachments: Mapping[str, Any], divided: set[str], table: str = "") -> Iterator[str]:
-    for name, value in attachments.items():
-        path = f"{table}{name}"
-        if path in divided:
-            continue
-        if isinstance(value, Mapping) and any(each.startswith(f"{path}.") for each in divided):
-            yield from _undivided(value, divided, f"{path}.")
-        else:
-            yield path
+    """Whether prompts may have images, which the tokenizer places then, and whose responses are divided."""
 
 
 class ChunkReceiver(Protocol):
@@ -344,56 +318,6 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of generated ids, special tokens left out."""
-        ...
-
-
-IMAGE_PART: Mapping[str, Any] = {"type": "image"}
-"""Stands among the parts of a message where an image is; no other part of this type does."""
-
-
-@runtime_checkable
-class ImageTokenizer(Protocol):
-    """The further method of a ``Tokenizer`` whose model takes images.
-
-    ``encode_chat`` then takes messages with ``IMAGE_PART``, of which each becomes one place.
-    """
-
-    def place_images(
-        self, token_ids: Sequence[int], sizes: Sequence[tuple[int, int]]
-    ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return a prompt in which each place of an image has become as many tokens as the image takes.
-
-        Args:
-            token_ids: the prompt, with one token for each image.
-            sizes: width and height of each image, in pixels.
-
-        Returns:
-            The tokens, and for each image the offset of its first one and their number.
-
-        Raises:
-            PromptError: there are more or fewer images than places, or the model takes no such size.
-        """
-        ...
-
-
-@runtime_checkable
-class ReplyTokenizer(Protocol):
-    """The further method of a ``Tokenizer`` that can append messages to what the model has written."""
-
-    def encode_reply(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        written: Sequence[int],
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Return the ids that follow the model's message ``written``: messages and the generation prompt.
-
-        They begin with what the template puts behind a message of the assistant's, but for an end token that
-        the model has written itself.
-
-        Raises:
-            PromptError: with the messages, the template writes another text before them.
-        """
         ...
 
 

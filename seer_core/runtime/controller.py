@@ -31,14 +31,14 @@ from seer_core.model.events import (
     InstanceStopped,
     RolloutResumed,
 )
-from seer_core.plugins.config import SeerTable
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.contracts import implemented
 from seer_core.ports.engine import ChunkEnder, ChunkOutput, ChunkPiece
 from seer_core.ports.extension import Extender, HeldResponse, MakeExtender
 from seer_core.ports.weights import WeightStore
 from seer_core.runtime.fleet import Fleet
-from seer_core.runtime.observers import ObserverHub, stop_strategy
+from seer_core.runtime.observers import ObserverHub
+from seer_core.runtime.restarts import RestartsTable
 from seer_core.runtime.rollout import ControllerCalls, CoreRollout, MakeRollout
 from seer_core.runtime.transcripts import ClosedRequest, ReadText, Transcripts
 from seer_core.scheduling.scheduler import Scheduler
@@ -59,58 +59,43 @@ class RolloutController:
     """
 
     def __init__(
-        self, assembly: Assembly, settings: SeerTable, weights: WeightStore, read_text: ReadText | None
+        self,
+        assembly: Assembly,
+        restarts: RestartsTable,
+        max_chunk_failures: int,
+        weights: WeightStore,
+        read_text: ReadText | None,
+        *,
+        debug: bool,
     ) -> None:
         strategies = assembly.strategies
-        self._settings = settings
+        self._max_chunk_failures = max_chunk_failures
+        self._debug = debug
         self._read_text = read_text
-        self.fleet = Fleet(assembly.fleet, settings, self, weights, strategies.drafter, assembly.kv_pool)
+        self.fleet = Fleet(assembly.fleet, restarts, self, weights, strategies.drafter, assembly.kv_pool)
         self.use(strategies)
         self.rollout: CoreRollout | None = None
         self.iteration = 0
         self._transcripts = Transcripts()
         self._chunk_numbers = count()
         self._extender: Extender | None = None
-        self._environment_started = False
         self._homes: dict[str, str] = {}
         """The instance that has the KV of each trajectory."""
-        self._undivided: set[str] = set()
-        """The names of attachments under which responses are not divided, as far as prompts have had them."""
 
     def use(self, strategies: Strategies) -> None:
         """Replace the strategies and the observers, and start none of them."""
         self.observers = ObserverHub(
-            strategies.observers, debug=self._settings.debug, kv_pool=self.fleet.kv_pool
+            strategies.observers, debug=self._debug, kv_pool=self.fleet.kv_pool, others=strategies.others
         )
-        self.scheduler = Scheduler(
-            strategies.policies, self._settings.max_chunk_failures, debug=self._settings.debug
-        )
+        self.scheduler = Scheduler(strategies.policies, self._max_chunk_failures)
         self.strategies = strategies
         self.strategies_failed = False
 
-    async def start(self) -> None:
-        """Start the observers and the environment.
-
-        Raises:
-            PluginError: one raised; those before it have been started.
-        """
-        await self.observers.start()
-        slot = self.strategies.environment
-        start = None if slot is None else implemented(slot.strategy, "start")
-        if slot is not None and start is not None:
-            with slot.named():
-                await start()
-        self._environment_started = True
-
     async def stop(self) -> None:
-        """Stop what was started; idempotent."""
+        """Stop what extends responses, and the observers; idempotent."""
         if self._extender is not None:
             self._extender.stop()
             await self._extender.closed()
-        slot, started = self.strategies.environment, self._environment_started
-        self._environment_started = False
-        if started and slot is not None and implemented(slot.strategy, "stop") is not None:
-            await stop_strategy(slot)
         await self.observers.stop()
 
     def log_chunk_lengths(self) -> None:
@@ -187,7 +172,7 @@ class RolloutController:
         assert self.rollout is not None
         written, earlier = self.rollout.begin(groups), self._earlier(groups)
         specs = tuple(
-            transcripts.add(group, done, before, self._home(group), whole=self._whole(group))
+            transcripts.add(group, done, before, self._home(group), whole=self.rollout.is_whole(group))
             for group, done, before in zip(groups, written, earlier, strict=True)
         )
         log.info("groups_submitted", groups=len(specs), requests=sum(spec.n for spec in specs))
@@ -196,15 +181,6 @@ class RolloutController:
         except BaseException as error:
             self.fail(error)
             raise
-
-    def _whole(self, group: PromptGroup) -> bool:
-        """Return whether a group's responses are not divided; names of attachments are logged once each."""
-        model = self.fleet.model
-        names = model.undivided(group.attachments) if group.attachments else []
-        if new := [name for name in names if name not in self._undivided]:
-            self._undivided.update(new)
-            log.warning("responses_not_divided", attachments=new)
-        return bool(names) or not set(model.whole_controls).isdisjoint(group.sampling.controls)
 
     def _home(self, group: PromptGroup) -> str:
         """Return the instance that has the KV of the one trajectory of a group; empty if there is none."""

@@ -12,7 +12,6 @@ import structlog
 
 from seer_core.errors import EngineError, SeerError, WeightVersionError
 from seer_core.model import InstanceInfo
-from seer_core.plugins.config import SeerTable
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import Clock, InstanceClient, ModelInfo, Tokenizer
@@ -20,6 +19,7 @@ from seer_core.ports.extension import MakeExtender
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import OWNER, WeightSpec, WeightStore, directory
 from seer_core.runtime.controller import RolloutController
+from seer_core.runtime.restarts import RestartsTable
 from seer_core.runtime.rollout import CoreRollout, MakeRollout
 from seer_core.runtime.transcripts import ReadText
 from seer_core.scheduling.scheduler import Slot
@@ -40,14 +40,22 @@ class Driver:
     def __init__(
         self,
         assembly: Assembly,
-        settings: SeerTable = SeerTable(),  # noqa: B008, immutable
+        restarts: RestartsTable = RestartsTable(),  # noqa: B008, immutable
+        max_chunk_failures: int = 3,
         weights: WeightStore | None = None,
         read_text: ReadText | None = None,
+        *,
+        debug: bool = False,
     ) -> None:
-        """Start nothing; ``weights`` keeps those of updates, ``read_text`` gives completions their text."""
+        """Start nothing; ``weights`` keeps those of updates, ``read_text`` gives completions their text.
+
+        A request whose chunks have failed more than ``max_chunk_failures`` times on living instances ends in
+        an error.  In ``debug`` any failure of an observer fails the rollout.
+        """
         _log_on_standard_error()
-        self.settings = settings
-        self._controller = RolloutController(assembly, settings, weights or WeightStore(), read_text)
+        self._controller = RolloutController(
+            assembly, restarts, max_chunk_failures, weights or WeightStore(), read_text, debug=debug
+        )
         self._fleet = self._controller.fleet
         self._started = False
 
@@ -145,7 +153,7 @@ class Driver:
         self._controller.expect_healthy()
         self._started = True
         try:
-            await self._controller.start()
+            await self._controller.observers.start()
             await self._fleet.start()
         except BaseException:
             await self.stop()
@@ -188,7 +196,7 @@ class Driver:
             return
         if self._started:
             try:
-                await self._controller.start()
+                await self._controller.observers.start()
             except BaseException:
                 await self._end()
                 raise

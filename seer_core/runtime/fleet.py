@@ -23,7 +23,6 @@ from seer_core.model.events import (
     InstanceStopped,
     InstanceWaiting,
 )
-from seer_core.plugins.config import SeerTable
 from seer_core.ports.clock import RealClock
 from seer_core.ports.contracts import implemented
 from seer_core.ports.drafting import Drafter, ResponseMemory
@@ -40,7 +39,7 @@ from seer_core.ports.engine import (
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec, WeightStore
 from seer_core.runtime.observers import stop_strategy
-from seer_core.runtime.restarts import RestartBudget
+from seer_core.runtime.restarts import RestartBudget, RestartsTable
 from seer_core.runtime.weights import WeightVersions
 from seer_core.scheduling.scheduler import Slot
 
@@ -84,7 +83,7 @@ class Fleet:
     def __init__(
         self,
         engines: EngineFleet,
-        settings: SeerTable,
+        restarts: RestartsTable,
         listener: FleetListener,
         weights: WeightStore,
         drafter: Slot[Drafter] | None = None,
@@ -107,8 +106,8 @@ class Fleet:
         self.chunk_finished = listener.chunk_finished
         self.chunk_failed = listener.chunk_failed
         self.chunk_streamed = listener.chunk_streamed
-        self._settings = settings
-        self._budget = RestartBudget(self._settings.restarts)
+        self._policy = restarts
+        self._budget = RestartBudget(restarts)
         self._lives = 0
         self._lost_early: dict[str, str] = {}
         self._restarts: dict[str, asyncio.Task[None]] = {}
@@ -157,7 +156,7 @@ class Fleet:
         """
         self._lost_early.clear()
         self.failed.clear()
-        self._budget = RestartBudget(self._settings.restarts)
+        self._budget = RestartBudget(self._policy)
         await self._start_kv_pool()
         engines = self.engines.values()
         self.shares_sibling_tokens = False
@@ -426,8 +425,8 @@ class Fleet:
             "instance_failed",
             instance=engine.id,
             reason=reason,
-            attempts=self._settings.restarts.attempts,
-            window_s=self._settings.restarts.window_s,
+            attempts=self._policy.attempts,
+            window_s=self._policy.window_s,
         )
         self.failed[engine.id] = reason
         self._listener.apply_guarded(InstanceFailed(engine.id, reason))

@@ -32,19 +32,25 @@ class ObserverHub:
 
     One that raises, whichever class, is left out from then on; the rollout goes on.  The core's own, such as
     the trace, are results: if one of them fails, so does the rollout.  In ``debug`` any failure of an
-    observer fails the rollout, and observers are guarded like strategies.  ``left_out`` counts those that
-    raised since the last start.  ``kv_pool`` is the one whose figures observers see.
+    observer fails the rollout.  ``failed`` counts those that raised since the last start.  ``kv_pool`` is the
+    one whose figures observers see.  ``others`` are started and stopped likewise, and are shown nothing.
     """
 
     def __init__(
-        self, slots: Sequence[Slot[Observer]], *, debug: bool = False, kv_pool: Slot[KVPool] | None = None
+        self,
+        slots: Sequence[Slot[Observer]],
+        *,
+        debug: bool = False,
+        kv_pool: Slot[KVPool] | None = None,
+        others: Sequence[Slot[Any]] = (),
     ) -> None:
         self.debug = debug
         self.failed = 0
         self._slots = slots
+        self._others = others
         self._kv_pool = kv_pool
         self._open = False
-        self._started: list[Slot[Observer]] = []
+        self._started: list[Slot[Any]] = []
         self._shown: dict[str, list[Notified]] = {}
         self._reset()
 
@@ -55,9 +61,8 @@ class ObserverHub:
         self.failed = 0
 
     def _implementing(self, method: str) -> list[Notified]:
-        shown = [slot for slot in self._slots if implemented(slot.strategy, method) is not None]
-        guarded = [slot.guarded() if self.debug else slot for slot in shown]
-        return [(slot, getattr(slot.strategy, method)) for slot in guarded]
+        found = ((slot, implemented(slot.strategy, method)) for slot in self._slots)
+        return [(slot, call) for slot, call in found if call is not None]
 
     async def start(self) -> None:
         """Start the observers; events are shown to all, also to those that have raised before.
@@ -67,7 +72,7 @@ class ObserverHub:
         """
         self._reset()
         self._open = True
-        for slot in self._slots:
+        for slot in (*self._slots, *self._others):
             start = implemented(slot.strategy, "start")
             if start is not None:
                 with slot.named():

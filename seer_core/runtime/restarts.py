@@ -1,18 +1,33 @@
-"""The restarts that are left to each instance."""
+"""How often instances are started again, and the restarts that are left to each."""
 
 from __future__ import annotations
 
 from collections import deque
+from typing import Annotated
 
 import attrs
+from msgspec import Meta, Struct
 
-from seer_core.plugins.config import RestartsTable
+from seer_core.plugins.config_types import NotNegative, Positive
 
-__all__ = ["RestartBudget"]
+__all__ = ["RestartBudget", "RestartsTable"]
 
 LONGEST_PAUSE_S = 60.0
 MOST_DOUBLINGS = 64
 """A pause is no longer doubled then; with more, a float would overflow."""
+
+
+class RestartsTable(Struct, frozen=True):
+    """``[seer.restarts]``: how often, and how soon, a lost instance is started again."""
+
+    attempts: Annotated[int, Meta(ge=0)] = 3
+    """An instance that is lost more often than this within ``window_s`` stays down."""
+    window_s: Positive = 600.0
+    """The seconds of an instance's work within which its losses are counted."""
+    backoff_s: NotNegative = 1.0
+    """The wait before the second restart within the window. The first comes at once; each further one waits
+    twice as long.
+    """
 
 
 @attrs.define(eq=False)

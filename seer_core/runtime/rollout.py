@@ -283,6 +283,10 @@ class CoreRollout:
         """
         return [()] * len(groups)
 
+    def is_whole(self, group: PromptGroup) -> bool:
+        """Return whether the responses of a group that is added are not divided."""
+        return False
+
     def chunk_ended(self, event: ChunkFinished, output: ChunkOutput) -> Callable[[], None] | None:
         """Look at a chunk that has ended; return what is to be called once the scheduler has taken it."""
         return None

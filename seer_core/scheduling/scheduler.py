@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from operator import index
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 import msgspec
@@ -54,7 +54,6 @@ from seer_core.ports.policy import Placement, Placer, Prioritizer, Splitter
 from seer_core.scheduling.buffer import ACTING, RUNNING, WAITING, RequestBuffer
 from seer_core.scheduling.context import ContextManager
 from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
-from seer_core.scheduling.readonly import MutationGuard, make_read_only
 
 __all__ = ["CORE", "STARVATION_INTERVAL", "Policies", "Scheduler", "Slot", "remedy_without"]
 
@@ -86,11 +85,6 @@ class Slot(Generic[S]):
     def links(self) -> list[Slot[S]]:
         """This slot and those that it wraps, the outermost first."""
         return [self, *(self.inner.links if self.inner is not None else ())]
-
-    def guarded(self) -> Slot[S]:
-        """Return the same slot, its strategies unable to change what is guarded."""
-        strategy = cast("S", MutationGuard(self.owner, self.name, self.strategy))
-        return Slot(self.name, self.owner, strategy, self.inner and self.inner.guarded())
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -125,14 +119,19 @@ class Policies:
     prioritizer: Slot[Prioritizer] = attrs.Factory(lambda: Slot("prioritizer", CORE, FirstComeFirstServed()))
     placer: Slot[Placer] = attrs.Factory(lambda: Slot("placer", CORE, LeastLoaded()))
 
-    def guarded(self) -> Policies:
-        """Return the same, unable to change what is guarded."""
-        return Policies(self.splitter.guarded(), self.prioritizer.guarded(), self.placer.guarded())
-
     @property
     def links(self) -> list[Slot[Any]]:
         """All strategies, those that are wrapped included."""
         return [*self.splitter.links, *self.prioritizer.links, *self.placer.links]
+
+
+def _implementing(policies: Policies, method: str) -> list[Notified]:
+    """Return the strategies that implement an optional method; an object in two slots comes once."""
+    found: dict[int, Notified] = {}
+    for slot in policies.links:
+        if (call := implemented(slot.strategy, method)) is not None:
+            found.setdefault(id(slot.strategy), (slot, call))
+    return list(found.values())
 
 
 OUT_OF_THEM = "return one of `instances` itself"
@@ -153,17 +152,12 @@ class Scheduler:
     """Decides which request runs where and for how long; does nothing itself.
 
     ``max_failures`` chunks of one request may fail on living instances before it completes with
-    reason ``error``.  While it is ``paused`` it sends no chunk.  ``debug``: a strategy that changes what it
-    is given is a ``PluginError`` at once, and otherwise a rollout that goes wrong.
+    reason ``error``.  While it is ``paused`` it sends no chunk.
     """
 
-    def __init__(
-        self, policies: Policies | None = None, max_failures: int = 3, *, debug: bool = False
-    ) -> None:
-        policies = policies or Policies()
-        self.policies = policies.guarded() if debug else policies
+    def __init__(self, policies: Policies | None = None, max_failures: int = 3) -> None:
+        self.policies = policies = policies or Policies()
         self.max_failures = max_failures
-        self.debug = debug
         self.buffer = RequestBuffer()
         self.contexts = ContextManager()
         self.instances: dict[str, InstanceStatus] = {}
@@ -174,12 +168,11 @@ class Scheduler:
         self._now = 0.0
         self._to_oldest = STARVATION_INTERVAL - 1
         """How many chunks are sent before one goes to the oldest request."""
-        self._notified = {method: self._implementing(policies, method) for method in NOTIFICATIONS}
+        self._notified = {method: _implementing(policies, method) for method in NOTIFICATIONS}
         self._ticks = self._notified["tick"]
         self._instance_changes = self._notified["instance_changed"]
         self._chunk_ends = self._notified["chunk_ended"]
-        answers = implemented(policies.placer.strategy, "has_room") is not None
-        self.has_room: Callable[[], bool] | None = self.policies.placer.strategy.has_room if answers else None
+        self.has_room: Callable[[], bool] | None = implemented(policies.placer.strategy, "has_room")
         """The placer's, if it implements that; where it answers False, no other chunk is sent."""
         self._stage: Slot[Any] = self.policies.prioritizer
         self._subject: Request | None = None
@@ -228,14 +221,6 @@ class Scheduler:
                 raise
             raise self._attribute_error(f"raised {describe_error(error, self._stage.strategy)}") from error
         return commands
-
-    def _implementing(self, policies: Policies, method: str) -> list[Notified]:
-        """Return the strategies that implement an optional method; an object in two slots comes once."""
-        found: dict[int, Notified] = {}
-        for given, slot in zip(policies.links, self.policies.links, strict=True):
-            if implemented(given.strategy, method) is not None:
-                found.setdefault(id(given.strategy), (slot, getattr(slot.strategy, method)))
-        return list(found.values())
 
     def _notify(self, method: str, *what: Any) -> None:
         for slot, call in self._notified[method]:
@@ -320,8 +305,6 @@ class Scheduler:
             group = self.contexts.open(spec, self._now)
             home = spec.home if spec.home in self.instances else None
             requests = self.buffer.add_group(group, [response.tokens for response in spec.resumed], home)
-            if self.debug:
-                make_read_only(group, *requests)
             for request in requests:
                 self._push(request)
             for request, response in zip(requests, spec.resumed, strict=False):
@@ -339,8 +322,6 @@ class Scheduler:
         self._instances_seen += 1
         self.instances[instance.id] = instance
         self._living += (instance,)
-        if self.debug:
-            make_read_only(instance)
         self._notify("instance_started", instance)
         self._notify("instance_changed", instance)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from seer_host.images import PlacedImages
+from seer_host.images import IMAGES, PlacedImages
+from seer_host.sampling_fields import MOST_BIAS, MOST_PENALTY, MOST_TOP_K, MOST_TOP_LOGPROBS
 
 from seer_core.errors import PromptError, quote
 from seer_core.model import MOST_RESPONSES, InstanceInfo, PromptGroup, Sampling, StructuredOutputs
-from seer_core.model.sampling import MOST_BIAS, MOST_PENALTY, MOST_TOP_K, MOST_TOP_LOGPROBS
 from seer_core.ports.engine import ModelInfo
 
-__all__ = ["MOST_SEED", "check_groups", "flaw_of_form", "problem_of"]
+__all__ = ["MOST_SEED", "check_groups", "flaw_of_form", "problem_of", "undivided_attachments"]
 
 LONGEST_ID = 200
 """Characters of a group's id, which stands in every output line of its responses."""
@@ -123,6 +123,23 @@ def check_groups(groups: Iterable[PromptGroup], model: ModelInfo, instances: Ite
             )
         if problem is not None:
             raise PromptError(f"group {quote(group.id)}: {problem}")
+
+
+def undivided_attachments(attachments: Mapping[str, Any], model: ModelInfo) -> list[str]:
+    """Return the names in a prompt's attachments under which its responses are not divided."""
+    divided = {*(model.divided_attachments or ()), *((IMAGES,) if model.takes_images else ())}
+    return sorted(_undivided(attachments, divided))
+
+
+def _undivided(attachments: Mapping[str, Any], divided: set[str], table: str = "") -> Iterator[str]:
+    for name, value in attachments.items():
+        path = f"{table}{name}"
+        if path in divided:
+            continue
+        if isinstance(value, Mapping) and any(each.startswith(f"{path}.") for each in divided):
+            yield from _undivided(value, divided, f"{path}.")
+        else:
+            yield path
 
 
 def flaw_of_sampling(sampling: Sampling, vocab_size: int) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from seer_host.images import (
+    IMAGE_PART,
     PlacedImages,
     PromptImage,
     read_image_file,
@@ -20,7 +21,7 @@ from seer_host.images import (
 
 from seer_core.errors import PromptError, printable, quote
 from seer_core.ports.contracts import implemented
-from seer_core.ports.engine import IMAGE_PART, Tokenizer
+from seer_core.ports.engine import Tokenizer
 
 __all__ = ["MOST_IMAGES", "ImageReader", "image_parts", "names_images", "place_images"]
 

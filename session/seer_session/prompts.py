@@ -13,10 +13,12 @@ import attrs
 import msgspec
 from msgspec import Meta, Struct
 from seer_host.config_files import RolloutTable
+from seer_host.json_files import explain_error
+from seer_host.sampling_fields import SamplingChoice
+from seer_host.tables import nearest
 
-from seer_core.errors import SHOWN, ConfigError, PromptError, SeerError, explain_error, printable, quote
-from seer_core.model import MOST_RESPONSES, PromptGroup, Sampling, SamplingChoice
-from seer_core.plugins.config import nearest
+from seer_core.errors import SHOWN, ConfigError, PromptError, SeerError, printable, quote
+from seer_core.model import MOST_RESPONSES, PromptGroup, Sampling
 from seer_core.plugins.config_types import Positive
 from seer_core.ports.engine import ModelInfo, Tokenizer
 from seer_session.group_checks import MOST_SEED, problem_of

@@ -33,8 +33,8 @@ class Rollout(CoreRollout):
     ``named`` counts the groups that were named after each prompt; beyond ``MOST_NAMED`` prompts the least
     recently used ones are dropped.  Without ``keep``, the result holds only completions that were not read.
 
-    ``begin`` does the work of the method of that name.  A completion is returned once the ``journal``, if
-    there is one, has it.
+    ``begin`` and ``is_whole`` do the work of the methods of these names.  A completion is returned once the
+    ``journal``, if there is one, has it.
     """
 
     def __init__(
@@ -46,12 +46,14 @@ class Rollout(CoreRollout):
         most_requests: int | None = None,
         *,
         begin: Callable[[Sequence[PromptGroup]], Sequence[Sequence[WrittenResponse]]],
+        is_whole: Callable[[PromptGroup], bool],
         tally: Tally,
         journal: Journal | None = None,
         keep: bool = True,
     ) -> None:
         super().__init__(transcripts, clock, observers, controller, most_requests)
         self._begin = begin
+        self._is_whole = is_whole
         self.journal = journal
         self.named: OrderedDict[str, int] = OrderedDict()
         self._tally = tally
@@ -125,6 +127,10 @@ class Rollout(CoreRollout):
     def begin(self, groups: Sequence[PromptGroup]) -> Sequence[Sequence[WrittenResponse]]:
         """Refuse groups that do not fit; return what the journal has of the others."""
         return self._begin(groups)
+
+    def is_whole(self, group: PromptGroup) -> bool:
+        """Return whether the engines cannot go on with the responses of a group."""
+        return self._is_whole(group)
 
     def chunk_ended(self, event: ChunkFinished, output: ChunkOutput) -> Callable[[], None] | None:
         """Give a chunk to the journal once the scheduler has taken it."""

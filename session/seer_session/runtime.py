@@ -5,34 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import attrs
 import msgspec
+import structlog
 from seer_host.config_files import Config, RolloutTable, load_config
+from seer_host.tables import SeerTable
 from seer_host.text import text_before_stop
 from seer_host.weight_copies import NO_COPY, WeightCopies
 
 from seer_core.error_origin import shown
 from seer_core.errors import ConfigError, InputError
 from seer_core.model import PromptGroup, Sampling, WrittenResponse
-from seer_core.plugins.config import SeerTable
-from seer_core.plugins.slots import Assembly
+from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.contracts import flaw_of
-from seer_core.ports.environment import Environment
 from seer_core.ports.extension import MakeExtender
+from seer_core.ports.kv import KVPool
 from seer_core.ports.policy import Observer
 from seer_core.runtime.driver import Driver
 from seer_core.scheduling.scheduler import CORE, Slot
 from seer_session.assembly import assemble, fill_slots
-from seer_session.environments import EnvironmentCalls
-from seer_session.group_checks import check_groups
+from seer_session.environment import Environment
+from seer_session.environment_calls import EnvironmentCalls
+from seer_session.factories import environment_of
+from seer_session.group_checks import check_groups, undivided_attachments
+from seer_session.guard import guarded_strategies
 from seer_session.journal import Journal
 from seer_session.prompts import make_groups
 from seer_session.results import Tally
 from seer_session.rollouts import Rollout
 
 __all__ = ["Runtime"]
+
+log = structlog.get_logger("seer")
 
 
 class Runtime(Driver):
@@ -47,8 +53,18 @@ class Runtime(Driver):
         settings: SeerTable = SeerTable(),  # noqa: B008, immutable
         defaults: RolloutTable = RolloutTable(),  # noqa: B008, immutable
     ) -> None:
-        super().__init__(assembly, settings, WeightCopies(settings.weights_dir), self._text_of_response)
+        self.settings = settings
         self.defaults = defaults
+        self._undivided: set[str] = set()
+        """The names of attachments under which responses are not divided, as far as prompts have had them."""
+        super().__init__(
+            attrs.evolve(assembly, strategies=self._guarded(assembly.strategies)),
+            settings.restarts,
+            settings.max_chunk_failures,
+            WeightCopies(settings.weights_dir),
+            self._text_of_response,
+            debug=settings.debug,
+        )
 
     @classmethod
     def from_config(cls, config: Config | str | Path, observers: Iterable[Observer] = ()) -> Self:
@@ -63,6 +79,9 @@ class Runtime(Driver):
             place = str(config.base_dir / settings.weights_dir)
             settings = msgspec.structs.replace(settings, weights_dir=place)
         return cls(assemble(config).with_observer(*observers), settings, config.rollout)
+
+    def _guarded(self, strategies: Strategies) -> Strategies:
+        return guarded_strategies(strategies) if self.settings.debug else strategies
 
     def _text_of_response(
         self, sampling: Sampling, prompt: Sequence[int], token_ids: Sequence[int], stopped: bool
@@ -119,6 +138,12 @@ class Runtime(Driver):
             fresh = attrs.evolve(fresh, drafter=self.drafter)
         await self.use(fresh)
 
+    async def use(
+        self, strategies: Strategies, kv_pool: Slot[KVPool] | Literal["keep"] | None = "keep"
+    ) -> None:
+        """Use other strategies from now on, as ``Driver.use``."""
+        await super().use(self._guarded(strategies), kv_pool)
+
     @property
     def current(self) -> Rollout | None:
         """The rollout under way, if any."""
@@ -127,7 +152,7 @@ class Runtime(Driver):
     @property
     def environment(self) -> Slot[Environment] | None:
         """The environment that the configuration names, if any."""
-        return self._controller.strategies.environment
+        return environment_of(self._controller.strategies)
 
     def refuse_environment(self, user: str) -> None:
         """Raise ConfigError where an environment is configured for a ``user`` that reads no turns."""
@@ -189,7 +214,12 @@ class Runtime(Driver):
             most_requests=most_requests,
             make_extender=made,
             make_rollout=partial(
-                Rollout, begin=partial(self._begin, journal), tally=tally, journal=journal, keep=keep
+                Rollout,
+                begin=partial(self._begin, journal),
+                is_whole=self._is_whole,
+                tally=tally,
+                journal=journal,
+                keep=keep,
             ),
         )
         return cast("Rollout", rollout)
@@ -205,6 +235,14 @@ class Runtime(Driver):
         version = weights.current.version
         first = {"model": digest} if digest and not version else {}
         return journal.begin(groups, version, weights.fingerprints | first, self._fleet.end_token_ids)
+
+    def _is_whole(self, group: PromptGroup) -> bool:
+        """Return whether a group's responses are not divided; names of attachments are logged once each."""
+        names = undivided_attachments(group.attachments, self.model) if group.attachments else []
+        if new := [name for name in names if name not in self._undivided]:
+            self._undivided.update(new)
+            log.warning("responses_not_divided", attachments=new)
+        return bool(names) or not set(self.model.whole_controls).isdisjoint(group.sampling.controls)
 
     def _extender_of(
         self, make_extender: MakeExtender | None, environment: Environment | None

@@ -17,10 +17,10 @@ from seer_core.error_origin import describe_error
 from seer_core.errors import SeerError
 from seer_core.model import Completion
 from seer_core.model.arrays import Logprobs, Tokens
-from seer_core.ports.environment import Environment
 from seer_core.ports.policy import Observer
 from seer_core.ports.weights import WeightSpec
 from seer_session.contained import Contained
+from seer_session.environment import Environment
 from seer_session.images import names_images
 from seer_session.journal import Journal
 from seer_session.results import RolloutResult

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from seer_host.text import CONTEXT_TOKENS, text_before_stop
 
 from seer_core.model.arrays import Tokens
-from seer_core.ports.environment import AnsweredTurn, ModelTurn, Trajectory
 from seer_core.ports.extension import HeldResponse
+from seer_session.environment import AnsweredTurn, ModelTurn, Trajectory
 
 __all__ = ["answered_turns", "trajectory_of", "turn_of"]
 

@@ -6,15 +6,15 @@ import math
 import threading
 
 import pytest
-from seer_session.environments import EncodedAnswer, EnvironmentCalls, Question
+from seer_host.tables import TurnsTable
+from seer_session.environment import EnvironmentAnswer, ModelTurn, Trajectory
+from seer_session.environment_calls import EncodedAnswer, EnvironmentCalls, Question
 from seer_session.long_texts import LONG_TEXT
 from structlog.testing import capture_logs
 
 from seer_core.errors import PromptError
-from seer_core.plugins.config import TurnsTable
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo
-from seer_core.ports.environment import EnvironmentAnswer, ModelTurn, Trajectory
 from tests.support.eventually import PATIENCE_S, aeventually
 from tests.support.virtual_time import run_in_virtual_time
 

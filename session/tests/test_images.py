@@ -9,12 +9,13 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image
 from seer_host.config_files import RolloutTable
-from seer_session.group_checks import problem_of
+from seer_host.images import IMAGE_PART
+from seer_session.group_checks import problem_of, undivided_attachments
 from seer_session.images import ImageReader
 from seer_session.prompts import make_groups, read_prompts
 
 from seer_core.errors import PromptError
-from seer_core.ports.engine import IMAGE_PART, ModelInfo
+from seer_core.ports.engine import ModelInfo
 
 DEFAULTS = RolloutTable(n=2, max_tokens=8)
 SEEING = ModelInfo(1000, 200, takes_images=True)
@@ -224,5 +225,5 @@ def test_images_are_refused_where_the_engine_takes_none(record):
     assert refusal(record, model=ModelInfo(1000, 200)) == fact
     [group] = groups({"prompt": "#", "images": [picture()]})
     assert problem_of(group, SEEING) is None
-    assert SEEING.undivided(group.attachments) == []
+    assert undivided_attachments(group.attachments, SEEING) == []
     assert problem_of(group, ModelInfo(1000, 200, divided_attachments=())) == fact

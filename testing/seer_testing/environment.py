@@ -1,4 +1,4 @@
-"""Contract of the Protocol ``seer_core.ports.environment.Environment``."""
+"""Contract of the Protocol ``seer_session.environment.Environment``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from seer_session.environment import Environment, EnvironmentAnswer, ModelTurn, Trajectory
 
 from seer_core.ports.contracts import implemented
-from seer_core.ports.environment import Environment, EnvironmentAnswer, ModelTurn, Trajectory
 from seer_testing.support import expect_contract, run_within
 
 __all__ = ["EnvironmentContract"]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import msgspec
+from seer_session.guard import MutationGuard, guarded_policies
 
 from seer_core.model import InstanceInfo
 from seer_core.model.arrays import packed
@@ -31,7 +32,6 @@ from seer_core.model.events import (
     RolloutPaused,
     RolloutResumed,
 )
-from seer_core.scheduling.readonly import MutationGuard
 from seer_core.scheduling.scheduler import Policies, Scheduler
 
 __all__ = ["DeterminismHarness", "SchedulerHarness", "guarded"]
@@ -46,7 +46,7 @@ class SchedulerHarness:
     """A scheduler, driven by hand, with books of its own that are compared after every event."""
 
     def __init__(self, policies: Policies | None = None, max_failures: int = 3) -> None:
-        self.scheduler = Scheduler(policies, max_failures, debug=True)
+        self.scheduler = Scheduler(guarded_policies(policies or Policies()), max_failures)
         self.broken = False
         self.now = 0.0
         self.groups: dict[str, GroupSpec] = {}
@@ -233,7 +233,7 @@ class DeterminismHarness(SchedulerHarness):
 
     def __init__(self, make: Callable[[], Policies], max_failures: int = 3) -> None:
         super().__init__(make(), max_failures)
-        self.twin = Scheduler(make(), max_failures, debug=True)
+        self.twin = Scheduler(guarded_policies(make()), max_failures)
         self.twin.has_room = None
 
     def _handle(self, event: Event) -> list[Command]:
@@ -260,12 +260,10 @@ class _Unchanging(MutationGuard):
 def guarded(slot: str, strategy: S) -> S:
     """Return ``strategy`` behind a guard: a call that changes what it was ever given raises.
 
-    The requests, groups and instances have to be read-only (``make_read_only``).
-
     Raises:
         PluginError, AssertionError: from the call.
     """
-    return cast("S", _Unchanging(type(strategy).__name__, slot, strategy))
+    return cast("S", _Unchanging(type(strategy).__name__, [slot], strategy))
 
 
 def _look(value: Any) -> Any:

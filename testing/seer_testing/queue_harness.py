@@ -8,7 +8,6 @@ from hypothesis.strategies import DataObject
 from seer_core.model import GroupContext, Request, RequestState
 from seer_core.ports.contracts import implemented
 from seer_core.ports.policy import Prioritizer
-from seer_core.scheduling.readonly import make_read_only
 from seer_testing.harness import guarded
 
 __all__ = ["QueueHarness"]
@@ -46,12 +45,9 @@ class QueueHarness:
             left=size,
             first_seq=self.requests,
         )
-        make_read_only(group)
         self.groups += 1
         for index in range(size):
-            request = Request(group, index)
-            make_read_only(request)
-            self.push(request)
+            self.push(Request(group, index))
             self.requests += 1
         return group
 

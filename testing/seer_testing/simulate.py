@@ -166,8 +166,8 @@ async def _roll_out(config: Config, groups: Sequence[PromptGroup], oracle: bool)
     recorder = _Recorder()
     runtime = Runtime(assembly.with_observer(recorder, owner=CORE), config.seer, config.rollout)
     if not oracle:
-        policies, failures = assembly.strategies.policies, config.seer.max_chunk_failures
-        runtime._controller.scheduler = _Blindfold(policies, failures, debug=config.seer.debug)
+        policies = runtime._controller.strategies.policies
+        runtime._controller.scheduler = _Blindfold(policies, config.seer.max_chunk_failures)
     async with runtime:
         result = await runtime.rollout(groups).wait()
     return SimulatedRollout(result.completions, result.summary, recorder.trace)

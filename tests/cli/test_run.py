@@ -269,7 +269,7 @@ def test_a_trouble_is_in_the_log_the_summary_the_trace_and_the_last_lines(
 
 ENVIRONMENT = """
 from seer_core.plugins.hookspecs import hookimpl
-from seer_core.ports.environment import EnvironmentAnswer
+from seer_session.environment import EnvironmentAnswer
 
 class Twice:
     async def step(self, trajectory, turn):

@@ -1,7 +1,6 @@
 """How long instances pause before they are started again."""
 
-from seer_core.plugins.config import RestartsTable
-from seer_core.runtime.restarts import LONGEST_PAUSE_S, RestartBudget
+from seer_core.runtime.restarts import LONGEST_PAUSE_S, RestartBudget, RestartsTable
 
 
 def test_pauses_double_up_to_a_minute_however_many_restarts_there_are():

@@ -6,11 +6,12 @@ import math
 import msgspec
 import pytest
 from seer_host.config_files import RolloutTable
+from seer_host.sampling_fields import SamplingChoice
 from seer_session.group_checks import problem_of
 from seer_session.prompts import make_groups
 
 from seer_core.errors import PromptError
-from seer_core.model import PromptGroup, Sampling, SamplingChoice, StructuredOutputs
+from seer_core.model import PromptGroup, Sampling, StructuredOutputs
 from seer_core.model.sampling import CONTROLS
 from seer_core.ports.engine import ModelInfo
 

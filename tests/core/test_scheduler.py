@@ -4,6 +4,7 @@ import copy
 
 import attrs
 import pytest
+from seer_session.guard import guarded_policies
 
 from seer_core.errors import ConfigError, PluginError, PromptError, StalledError, TransitionError
 from seer_core.model import InstanceInfo, InstanceStatus, Request
@@ -657,7 +658,7 @@ def test_in_debug_mappings_cannot_be_changed_either(change, what):
             change(request, instances[0])
             return super().place(request, chunk_tokens, instances)
 
-    scheduler = Scheduler(policies(placer=Marker()), debug=True)
+    scheduler = Scheduler(guarded_policies(policies(placer=Marker())))
     scheduler.handle(InstanceStarted(InstanceInfo("a", 1000, 1, 8, 1000)), 0.0)
     with pytest.raises(PluginError, match=rf"place\(\) changed what it was given: {what}\("):
         scheduler.handle(GroupsSubmitted((GroupSpec("g", 10, 2, 100),)), 0.0)
@@ -673,7 +674,7 @@ def test_read_only_mappings_are_copied_as_plain_ones():
             seen.append((dict(request.group.labels), copied.labels))
             return super().place(request, chunk_tokens, instances)
 
-    scheduler = Scheduler(policies(placer=Keeper()), debug=True)
+    scheduler = Scheduler(guarded_policies(policies(placer=Keeper())))
     scheduler.handle(InstanceStarted(InstanceInfo("a", 1000, 1, 8, 1000)), 0.0)
     scheduler.handle(GroupsSubmitted((GroupSpec("g", 10, 1, 100, labels={"tenant": "b"}),)), 0.0)
     assert seen == [({"tenant": "b"}, {"tenant": "b", "mine": "yes"})]
@@ -687,7 +688,7 @@ def test_a_placer_that_accepts_no_idle_instance_with_room_is_the_reason(make_rig
 
 
 def test_in_debug_a_strategy_that_changes_what_it_was_given_is_named_with_the_line():
-    scheduler = Scheduler(policies(prioritizer=Meddler()), debug=True)
+    scheduler = Scheduler(guarded_policies(policies(prioritizer=Meddler())))
     scheduler.handle(InstanceStarted(InstanceInfo("a", 1000, 1, 8, 1000)), 0.0)
     with pytest.raises(PluginError) as caught:
         scheduler.handle(GroupsSubmitted((GroupSpec("g", 10, 2, 100),)), 0.0)
@@ -708,12 +709,11 @@ def test_in_debug_copies_are_their_maker_s_and_may_be_changed(make_rig):
             return super().place(request, chunk_tokens, instances)
 
     rig = make_rig(policies(placer=Dreamer()))
-    assert rig.scheduler.debug
     rig.start("a")
     assert len(rig.group("g")) == 1
 
 
-def test_without_debug_nothing_is_guarded_and_nothing_watched():
+def test_without_a_guard_nothing_is_watched():
     given = policies(prioritizer=FirstComeFirstServed())
     scheduler = Scheduler(given)
     assert scheduler.policies is given

@@ -7,18 +7,19 @@ import threading
 import types
 
 import pytest
+from seer_host.tables import TurnsTable
 from seer_host.threads import in_thread
-from seer_session.environments import EncodedAnswer, EnvironmentCalls, Question
+from seer_session.environment import EnvironmentAnswer, ModelTurn, Trajectory
+from seer_session.environment_calls import EncodedAnswer, EnvironmentCalls, Question
+from seer_session.guard import guarded_policies
 from structlog.testing import capture_logs
 
 from seer_core.error_origin import describe_error, is_ctrl_c, is_interruption, one_line, place_of, shown
 from seer_core.errors import PluginError, SeerError
 from seer_core.model import InstanceInfo
 from seer_core.model.events import GroupSpec, GroupsSubmitted, InstanceStarted, RequestsAborted
-from seer_core.plugins.config import TurnsTable
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo
-from seer_core.ports.environment import EnvironmentAnswer, ModelTurn, Trajectory
 from seer_core.ports.policy import Placement
 from seer_core.runtime.observers import ObserverHub
 from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
@@ -546,7 +547,8 @@ def decide(strategy, slot, debug=False):
     """Let a scheduler decide about one request with a strategy, and return its error."""
 
     async def story():
-        scheduler = Scheduler(Policies(**{slot: Slot(slot, "mine", strategy)}), debug=debug)
+        policies = Policies(**{slot: Slot(slot, "mine", strategy)})
+        scheduler = Scheduler(guarded_policies(policies) if debug else policies)
         scheduler.handle(InstanceStarted(InstanceInfo("x", 1000, 1, 8, 1000)), 0.0)
         scheduler.handle(GroupsSubmitted((GroupSpec("g", 8, 1, 4),)), 1.0)
         scheduler.handle(RequestsAborted(("g/0",)), 2.0)

@@ -13,8 +13,8 @@ import pytest
 from seer_host.weight_copies import WeightCopies
 
 from seer_core.errors import EngineError, SeerError, WeightVersionError
-from seer_core.plugins.config import RestartsTable
 from seer_core.ports.weights import WeightSpec, directory
+from seer_core.runtime.restarts import RestartsTable
 from tests.support.eventually import aeventually
 
 

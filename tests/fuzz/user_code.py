@@ -7,16 +7,16 @@ import json
 from typing import Any
 
 import structlog
-from seer_session.environments import EncodedAnswer, EnvironmentCalls, Question
+from seer_host.tables import TurnsTable
+from seer_session.environment import EnvironmentAnswer, ModelTurn, Trajectory
+from seer_session.environment_calls import EncodedAnswer, EnvironmentCalls, Question
 from seer_sim.tokens import ByteTokenizer
 
 from seer_core.errors import PluginError, SeerError
 from seer_core.model import InstanceInfo
 from seer_core.model.events import GroupSpec, GroupsSubmitted, InstanceStarted, RequestsAborted
-from seer_core.plugins.config import TurnsTable
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo
-from seer_core.ports.environment import EnvironmentAnswer, ModelTurn, Trajectory
 from seer_core.runtime.observers import ObserverHub
 from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
 from seer_core.scheduling.scheduler import Policies, Scheduler, Slot

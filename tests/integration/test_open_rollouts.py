@@ -7,7 +7,7 @@ import pytest
 from seer_trace.records import TraceWriter, replay
 
 from seer_core.errors import EngineError, PromptError, SeerError, WeightVersionError
-from seer_core.plugins.config import RestartsTable
+from seer_core.runtime.restarts import RestartsTable
 from seer_core.scheduling.scheduler import CORE, Policies, Scheduler, Slot
 from tests.support.eventually import PATIENCE_S
 

@@ -8,9 +8,9 @@ from seer_cli.comparison import arms_of, left_out
 from seer_cli.installed import offers, slots_of
 from seer_host.config_files import load_config
 from seer_session.assembly import assemble, fill_slots, load_enabled
+from seer_session.hooks import Plugin, SeerPluginManager
 
 from seer_core.errors import ConfigError, PluginError
-from seer_core.plugins.hooks import Plugin, SeerPluginManager
 
 from .helpers import HEAD, NAMED_QUEUE
 

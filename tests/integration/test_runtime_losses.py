@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import structlog
 from seer_divided_rollout import Chunks
+from seer_host.tables import SeerTable
 
 from seer_core.errors import (
     EngineError,
@@ -15,9 +16,9 @@ from seer_core.model.events import (
     InstanceFailed,
     InstanceWaiting,
 )
-from seer_core.plugins.config import RestartsTable, SeerTable
 from seer_core.plugins.slots import Strategies
 from seer_core.ports.clock import RealClock
+from seer_core.runtime.restarts import RestartsTable
 from seer_core.scheduling.scheduler import Policies, Slot
 
 from .helpers import SIM, Recorder, divided, play, policies, turns

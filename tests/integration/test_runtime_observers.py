@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import structlog
 from seer_divided_rollout import Chunks
+from seer_host.tables import SeerTable
 
 from seer_core.errors import (
     PluginError,
@@ -14,7 +15,6 @@ from seer_core.model.events import (
     ChunkFinished,
     InstanceStarted,
 )
-from seer_core.plugins.config import SeerTable
 from seer_core.plugins.slots import Strategies
 from seer_core.scheduling.defaults import FirstComeFirstServed
 from seer_core.scheduling.scheduler import Policies, Slot

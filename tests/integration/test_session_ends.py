@@ -8,9 +8,9 @@ from concurrent.futures import Future
 
 import pytest
 from seer_session import Session
+from seer_session.environment import EnvironmentAnswer
 
 from seer_core.errors import SeerError
-from seer_core.ports.environment import EnvironmentAnswer
 from tests.support.eventually import PATIENCE_S
 
 from .helpers import in_a_thread

@@ -15,9 +15,8 @@ from msgspec.inspect import (
 )
 from seer_cli.compare_table import CompareTable
 from seer_host.config_files import RolloutTable
+from seer_host.tables import SeerTable
 from seer_session.prompts import PromptRecord
-
-from seer_core.plugins.config import SeerTable
 
 PLUGINS = {point.name: point.load() for point in entry_points(group="seer") if point.dist is not None}
 TABLES = [SeerTable, RolloutTable, CompareTable, PromptRecord]

@@ -8,6 +8,8 @@ import pytest
 from seer_host.config_files import load_config, make_config
 from seer_journal import DiskJournal
 from seer_session.assembly import assemble
+from seer_session.environment import EnvironmentAnswer
+from seer_session.factories import environment_of
 from seer_session.runtime import Runtime
 from seer_session.session import Session
 from seer_trace.records import TraceWriter, replay
@@ -17,7 +19,6 @@ from seer_core.errors import ConfigError, EngineError, InputError, PluginError
 from seer_core.model import PromptGroup
 from seer_core.model.events import AskEnvironment, ChunkFinished, EnvironmentAnswered
 from seer_core.plugins.slots import Assembly, Strategies
-from seer_core.ports.environment import EnvironmentAnswer
 from seer_core.scheduling.scheduler import CORE, Policies, Scheduler, Slot
 
 from .helpers import SMALL_SIM, divided, play
@@ -321,7 +322,7 @@ def test_a_request_that_acts_holds_no_place_in_an_engine():
 
 ENVIRONMENT = """
 from seer_core.plugins.hookspecs import hookimpl
-from seer_core.ports.environment import EnvironmentAnswer
+from seer_session.environment import EnvironmentAnswer
 
 class Once:
     seen = []
@@ -383,7 +384,7 @@ def test_two_environments_are_a_conflict_that_the_config_settles(distribution, w
     with pytest.raises(ConfigError, match="slot 'environment' is claimed by 'once' and 'more'"):
         Runtime.from_config(write_config(["once", "more"]))
     chosen = load_config(write_config(["once", "more"]), ["seer.slots.environment=more"])
-    assert assemble(chosen).strategies.environment.owner == "more"
+    assert environment_of(assemble(chosen).strategies).owner == "more"
 
 
 def test_an_environment_that_does_not_start_ends_the_start(distribution, write_config):

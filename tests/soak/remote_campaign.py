@@ -26,15 +26,16 @@ import attrs
 from aiohttp import web
 from seer_divided_rollout import Chunks, KvAware
 from seer_host.ports import reserved_port
+from seer_host.tables import SeerTable
 from seer_remote import fleet as remote_fleet
 from seer_remote.instance import RemoteInstance
 from seer_remote.plugin import Settings, seer_make_engines
 from seer_session import Runtime
 
 from seer_core.model import Completion
-from seer_core.plugins.config import RestartsTable, SeerTable
 from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.slots import Assembly, Strategies
+from seer_core.runtime.restarts import RestartsTable
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.soak.stand_in_server import StandInProcess
 from tests.support.certificates import certify

@@ -20,15 +20,15 @@ import pytest
 import uvicorn
 from seer_context_sched import ContextAware
 from seer_divided_rollout import Chunks, KvAware
+from seer_host.tables import SeerTable, TurnsTable
 from seer_server import make_app
+from seer_session.environment import EnvironmentAnswer
 from seer_session.runtime import Runtime
 from structlog.testing import capture_logs
 
 from seer_core.errors import EngineError
 from seer_core.model import PromptGroup, request_seed
-from seer_core.plugins.config import SeerTable, TurnsTable
 from seer_core.plugins.slots import Assembly, Strategies
-from seer_core.ports.environment import EnvironmentAnswer
 from seer_core.scheduling.scheduler import CORE, Policies, Slot
 from tests.support.eventually import aeventually
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from seer_host.launcher import Launcher
 
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
-from seer_core.ports.launcher import Launcher
 from seer_kv_local.machine import PART, disk_checks, memory_checks
 from seer_kv_local.nodes import NodePools
 from seer_kv_local.pool import LocalPool

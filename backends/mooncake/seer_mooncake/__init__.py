@@ -4,9 +4,10 @@ import ipaddress
 import tempfile
 from pathlib import Path
 
+from seer_host.launcher import Launcher
+
 from seer_core.errors import ConfigError
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
-from seer_core.ports.launcher import Launcher
 from seer_mooncake.pool import MooncakePool
 from seer_mooncake.settings import Settings
 from seer_mooncake.system import checks, installation

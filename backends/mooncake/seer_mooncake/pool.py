@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
+from seer_host.launcher import Launcher
 
 from seer_core.errors import PluginError
 from seer_core.ports.kv import LOOPBACK, PoolStats, StoreSpec
-from seer_core.ports.launcher import Launcher
 from seer_mooncake.cleanup import PREFIX
 from seer_mooncake.master import Master
 from seer_mooncake.settings import Settings

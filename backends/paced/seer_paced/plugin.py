@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 from seer_host.installation import how_to_install
 from seer_host.labels import labels_of
+from seer_host.launcher import Launcher
 from seer_sim.clock import VirtualClock
 from seer_sim.lengths import CONTROLS, PASSED_OVER
 from seer_sim.settings import schedule_losses
@@ -27,7 +28,6 @@ from seer_core.errors import ConfigError, EngineError
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo, Tokenizer
-from seer_core.ports.launcher import Launcher
 from seer_paced.script import Script, read_script
 from seer_paced.settings import TABLE, Settings, check
 from seer_paced.stepper import Stepper

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from seer_host.config_files import make_config
 from seer_session.assembly import assemble
+from seer_session.environment import EnvironmentAnswer
 from seer_session.runtime import Runtime
 
 from seer_core.errors import EngineError
 from seer_core.model import PromptGroup
-from seer_core.ports.environment import EnvironmentAnswer
 
 pytestmark = pytest.mark.engine
 

@@ -6,10 +6,10 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 
 from seer_host.installation import how_to_install
+from seer_host.launcher import Launcher
 
 from seer_core.errors import ConfigError
 from seer_core.plugins.hookspecs import Check, hookimpl
-from seer_core.ports.launcher import Launcher
 from seer_ray.capacity import examine_cluster
 from seer_ray.settings import TABLE, Settings
 

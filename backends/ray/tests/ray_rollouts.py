@@ -6,6 +6,7 @@ from pathlib import Path
 
 import ray
 from seer_divided_rollout import Chunks
+from seer_host.tables import SeerTable
 from seer_ray.launcher import RayLauncher
 from seer_ray.settings import Settings
 from seer_session.runtime import Runtime
@@ -13,7 +14,6 @@ from seer_worker.client.process_client import Launch, ProcessClient
 
 from seer_core.model import PromptGroup
 from seer_core.model.events import ChunkFinished, InstanceLost
-from seer_core.plugins.config import SeerTable
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo, PlainFleet

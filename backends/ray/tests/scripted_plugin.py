@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
+from seer_host.launcher import Launcher
 from seer_worker.client.fleet import ProcessSettings, WorkerFleet
 from seer_worker.client.process_client import ProcessClient
 
@@ -20,7 +21,6 @@ from seer_core.model.events import Command, Event, InstanceLost, InstanceStarted
 from seer_core.plugins.hookspecs import hookimpl
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo
-from seer_core.ports.launcher import Launcher
 from seer_core.ports.policy import Observer
 
 __all__ = ["Settings", "install", "seer_make_engines", "seer_make_observer"]

@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from seer_host.tables import SeerTable
 from seer_worker.client.local import LocalLauncher
 
 from seer_core.errors import EngineError
-from seer_core.plugins.config import SeerTable
 from seer_core.ports.weights import directory
 
 pytest.importorskip("ray")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from seer_host.tables import SeerTable
 from seer_session import Runtime
 
 from seer_core.errors import EngineError
-from seer_core.plugins.config import RestartsTable, SeerTable
 from seer_core.plugins.slots import Assembly, Strategies
+from seer_core.runtime.restarts import RestartsTable
 from seer_core.scheduling.scheduler import Policies
 from tests.support.certificates import certify
 from tests.support.eventually import aeventually

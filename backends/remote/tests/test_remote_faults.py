@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 from aiohttp import web
+from seer_host.tables import SeerTable
 from seer_remote.connection import Connection, Unreachable
 from seer_session import Runtime
 from seer_testing import EngineContract
@@ -14,8 +15,8 @@ from structlog.testing import capture_logs
 
 from seer_core.errors import ConfigError, EngineError, PromptError
 from seer_core.model import Sampling
-from seer_core.plugins.config import RestartsTable, SeerTable
 from seer_core.plugins.slots import Assembly, Strategies
+from seer_core.runtime.restarts import RestartsTable
 from seer_core.scheduling.scheduler import Policies
 from tests.support.eventually import aeventually
 

@@ -8,6 +8,7 @@ from collections import Counter
 import attrs
 import pytest
 from aiohttp import web
+from seer_host.tables import SeerTable
 from seer_remote import handles
 from seer_remote.handles import Handle, HandleRequest, of_actor
 from seer_session import Runtime
@@ -16,7 +17,6 @@ from test_remote_faults import PROMPTS, refusal, responses, roll_out, runtime_of
 from conftest import Thread
 from seer_core.errors import ConfigError, EngineError
 from seer_core.model import Sampling
-from seer_core.plugins.config import SeerTable
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.support.eventually import aeventually

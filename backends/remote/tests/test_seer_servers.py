@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 from seer_grouped_spec.plugin import Settings, seer_make_drafter
+from seer_host.tables import SeerTable
 from seer_kv_local import LocalPool
 from seer_session import Runtime
 from seer_worker.seer_version import seer_version
@@ -27,7 +28,6 @@ from seer_worker.wire import ForgetGroup
 
 from backends.tests.mover import Mover
 from seer_core.errors import EngineError
-from seer_core.plugins.config import SeerTable
 from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.policy import Splitter

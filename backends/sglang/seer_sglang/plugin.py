@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field, structs
+from seer_host.launcher import Launcher
 from seer_worker.client.devices import inherited, refuse_arguments, share_devices, worker_environment
 from seer_worker.client.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
 from seer_worker.client.tokenizer_check import tokenizer_check
@@ -16,7 +17,6 @@ from seer_worker.machine import machine
 from seer_core.errors import ConfigError
 from seer_core.model.sampling import CONTROLS
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
-from seer_core.ports.launcher import Launcher
 from seer_sglang.doctor import PART, SETUP, beside, installation, interpreter
 
 __all__ = ["Settings", "seer_doctor", "seer_make_engines"]

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from seer_host.images import decode_image
+from seer_host.images import IMAGES, decode_image
 from seer_worker.process.adapter import Rejected
 
 from seer_core.errors import SeerError
-from seer_core.ports.engine import IMAGES, ChunkJob
+from seer_core.ports.engine import ChunkJob
 
 if TYPE_CHECKING:
     from vllm.inputs.engine import MultiModalInput

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 from msgspec import structs
+from seer_host.images import IMAGES
 from seer_worker.process.adapter import EndedChunk, EngineAdapter, LogitRow, Meters, Rejected, ScriptedTokens
 from seer_worker.process.dead_ranks import end_after_grace
 from seer_worker.process.figures import serve_figures
@@ -40,7 +41,7 @@ from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
 from seer_core.model.arrays import Logprobs, PromptLogprobs, TopLogprobs
 from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec
-from seer_core.ports.engine import IMAGES, ChunkJob
+from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import Bytes, KVStore
 from seer_core.ports.weights import WeightSpec, directory
 from seer_vllm import adapters, internals, patches

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
+from seer_host.launcher import Launcher
 from seer_worker.client.devices import inherited, refuse_arguments, share_devices, worker_environment
 from seer_worker.client.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
 from seer_worker.client.tokenizer_check import tokenizer_check
@@ -15,7 +16,6 @@ from seer_worker.kv_room import fitting_slots, slots
 
 from seer_core.model.sampling import CONTROLS
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
-from seer_core.ports.launcher import Launcher
 from seer_vllm import KEYED_SERVER
 from seer_vllm.doctor import elsewhere, installation, machine
 from seer_vllm.drafters import OWN_METHODS

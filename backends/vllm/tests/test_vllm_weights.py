@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from msgspec import structs
 from seer_host.shared_weights import SharedWeights
+from seer_host.tables import SeerTable
 from seer_session.runtime import Runtime
 
 from seer_core.errors import EngineError
 from seer_core.model import PromptGroup, Sampling
 from seer_core.model.events import InstanceLost
-from seer_core.plugins.config import SeerTable
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.weights import WeightSpec, directory

@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from seer_session.environment import AnsweredTurn, Environment, EnvironmentAnswer, ModelTurn, Trajectory
 
 from seer_core.errors import ConfigError, EngineError, printable, quote
-from seer_core.ports.environment import AnsweredTurn, Environment, EnvironmentAnswer, ModelTurn, Trajectory
 from seer_openenv.episode import Episode, InvalidAction
 from seer_openenv.wording import NoAction, action_of, content_of
 

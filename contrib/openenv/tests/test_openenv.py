@@ -15,6 +15,7 @@ from seer_host.config_files import make_config
 from seer_journal import DiskJournal
 from seer_openenv import OpenEnv
 from seer_session.assembly import assemble
+from seer_session.environment import AnsweredTurn, ModelTurn, Trajectory
 from seer_session.runtime import Runtime
 from seer_testing import EnvironmentContract
 from structlog.testing import capture_logs
@@ -23,7 +24,6 @@ from seer_core.errors import ConfigError, EngineError
 from seer_core.model import PromptGroup
 from seer_core.model.events import EnvironmentAnswered
 from seer_core.plugins.slots import Assembly, Strategies
-from seer_core.ports.environment import AnsweredTurn, ModelTurn, Trajectory
 from seer_core.scheduling.scheduler import CORE, Policies, Slot
 
 ROOT = Path(__file__).parents[3]

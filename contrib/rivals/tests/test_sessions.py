@@ -5,6 +5,7 @@ from seer_rivals.cache_ttl import CacheTtl
 from seer_rivals.migrate_in_tools import MigrateInTools
 from seer_rivals.program_pause import ProgramPause
 from seer_rivals.session_queues import RESERVED_TOKENS
+from seer_session.guard import guarded_policies
 
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
@@ -26,7 +27,7 @@ class Play:
         slots = {"placer": Slot("placer", "mine", strategy)}
         if prioritizer:
             slots["prioritizer"] = Slot("prioritizer", "mine", strategy)
-        self.scheduler = Scheduler(Policies(**slots), debug=True)
+        self.scheduler = Scheduler(guarded_policies(Policies(**slots)))
         self.now = 0.0
         for number in range(instances):
             self.handle(InstanceStarted(InstanceInfo(f"i{number}", kv_tokens, 16, 99, 9000)))

@@ -11,9 +11,9 @@ import click
 from seer_cli.common import main_options
 from seer_cli.output import check_writable, write_json
 from seer_cli.tables import print_table, table_console
+from seer_host.tables import nearest
 
 from seer_core.errors import ConfigError, OutputError
-from seer_core.plugins.config import nearest
 from seer_lab.drawing import importing_to_draw
 from seer_lab.paper.report import write_report
 from seer_lab.paper.rows import ROWS, TABLES

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
+from seer_host.sampling_fields import SamplingChoice
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -28,7 +29,6 @@ from seer_core.errors import (
     WeightVersionError,
     printable,
 )
-from seer_core.model import SamplingChoice
 from seer_server.broker import AsleepError, BusyError, BusyUpdatingError, GoneError
 from seer_server.protocol import LONGEST_FAULT, error_body
 from seer_server.unsupported_fields import FieldError

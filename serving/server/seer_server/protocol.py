@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
+from seer_host.sampling_fields import MOST_TOP_LOGPROBS, SamplingChoice
 
 from seer_core.errors import PromptError, printable
-from seer_core.model import MOST_RESPONSES, SamplingChoice, StructuredOutputs
-from seer_core.model.sampling import CONTROLS, MOST_TOP_LOGPROBS
+from seer_core.model import MOST_RESPONSES, StructuredOutputs
+from seer_core.model.sampling import CONTROLS
 from seer_server.tools import Tool, ToolChoice, tool_choice_of
 from seer_server.unsupported_fields import IN_CHATS, IN_COMPLETIONS, FieldError, own_fields
 

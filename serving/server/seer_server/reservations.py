@@ -16,11 +16,12 @@ from typing import Annotated, Any
 import attrs
 import msgspec
 from msgspec import Meta, Struct
+from seer_host.sampling_fields import SamplingChoice
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from seer_core.errors import OverloadError, PromptError, SeerError, quote
-from seer_core.model import Completion, PromptGroup, SamplingChoice
+from seer_core.model import Completion, PromptGroup
 from seer_server.broker import GoneError, RolloutBroker, Subscription
 from seer_server.http import Refused, Stream, read_json
 from seer_server.streams import NDJSON, Encoding, ProgressS, line, over_within, results

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+from seer_host.sampling_fields import SamplingChoice
 
-from seer_core.model import SamplingChoice
 from seer_core.ports.engine import Tokenizer
 from seer_server.answers import Answer, Part
 from seer_server.parsing import Reading

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from seer_host.sampling_fields import MOST_TOP_LOGPROBS
 
 from seer_core.model import MOST_RESPONSES, StructuredOutputs
-from seer_core.model.sampling import MOST_TOP_LOGPROBS
 from seer_core.ports.engine import Tokenizer
 from seer_server.answers import Answer, Part
 from seer_server.protocol import CompletionRequest, convert

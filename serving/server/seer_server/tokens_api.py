@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+from seer_host.sampling_fields import MOST_TOP_LOGPROBS, SamplingChoice
 
-from seer_core.model import MOST_RESPONSES, SamplingChoice
+from seer_core.model import MOST_RESPONSES
 from seer_core.model.arrays import LEAST_LOGPROB
-from seer_core.model.sampling import MOST_TOP_LOGPROBS
 from seer_core.ports.engine import Tokenizer
 from seer_server.answers import Answer, Part
 from seer_server.protocol import CompletionRequest, StreamOptions, convert

@@ -12,9 +12,10 @@ import httpx
 import openai
 import pytest
 from PIL import Image
+from seer_host.images import IMAGE_PART
 from seer_worker.tokenizer import ModelTokenizer
 
-from seer_core.ports.engine import IMAGE_PART, ModelInfo
+from seer_core.ports.engine import ModelInfo
 from tests.support.eventually import eventually
 
 WEIGHTS = Path(__file__).parents[3] / "examples/tiny_reasoner/weights"

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from seer_divided_rollout import Chunks
+from seer_host.tables import SeerTable
 from seer_server.broker import RolloutBroker
 from seer_session.runtime import Runtime
 
 from seer_core.model import Completion
-from seer_core.plugins.config import RestartsTable, SeerTable
 from seer_core.plugins.slots import Assembly, Strategies
+from seer_core.runtime.restarts import RestartsTable
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.support.eventually import eventually
 

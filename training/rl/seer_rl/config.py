@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 from seer_host.config_files import make_config, read_toml
+from seer_host.tables import structure
 from seer_session import Config
 
 from seer_core.errors import ConfigError
-from seer_core.plugins.config import structure
 from seer_core.plugins.config_types import NotNegative, Positive, Seconds, Share
 
 __all__ = [

@@ -10,11 +10,11 @@ from typing import Any
 import attrs
 import structlog
 from seer_session import Config, Session
+from seer_session.environment import Environment
 
 from seer_core.error_origin import describe_error, is_ctrl_c, is_interruption
 from seer_core.errors import ConfigError, quote
 from seer_core.ports.contracts import flaw_of, implemented
-from seer_core.ports.environment import Environment
 from seer_rl.config import TrainTable
 from seer_rl.references import resolve
 
@@ -107,6 +107,6 @@ def _make(reference: str, config: Config) -> Environment:
     if flaw := flaw_of(environment, Environment):
         raise ConfigError(
             f"[train].environment: {quote(reference)} made a {type(environment).__name__}, which is no"
-            f" environment: {flaw}; see seer_core.ports.environment.Environment"
+            f" environment: {flaw}; see seer_session.environment.Environment"
         )
     return environment

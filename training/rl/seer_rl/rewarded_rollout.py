@@ -10,9 +10,9 @@ import attrs
 import msgspec
 from seer_host.images import PlacedImages
 from seer_session import Completion, PromptGroup, Session
+from seer_session.environment import Environment
 from seer_session.journal import Journal
 
-from seer_core.ports.environment import Environment
 from seer_rl.errors import RewardError, TrainError
 from seer_rl.phases import ProgressListener
 from seer_rl.responses import Response

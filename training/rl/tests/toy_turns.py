@@ -1,6 +1,6 @@
 """An environment of tests: its answers, rewards and ends follow from the tokens of the turns."""
 
-from seer_core.ports.environment import EnvironmentAnswer
+from seer_session.environment import EnvironmentAnswer
 
 EVENTS = []
 

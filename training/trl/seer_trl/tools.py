@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 from seer_session.contained import contain_tasks
+from seer_session.environment import AnsweredTurn, EnvironmentAnswer, ModelTurn, Trajectory
 
 from seer_core import Completion
 from seer_core.error_origin import describe_error, is_interruption
 from seer_core.errors import PromptError, text_by
-from seer_core.ports.environment import AnsweredTurn, EnvironmentAnswer, ModelTurn, Trajectory
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

@@ -315,7 +315,7 @@ def test_any_exception_of_a_tool_is_its_result(config, make_tool_trainer, kind):
 
 SUMS = """
 from seer_core.plugins.hookspecs import hookimpl
-from seer_core.ports.environment import EnvironmentAnswer
+from seer_session.environment import EnvironmentAnswer
 
 
 class Sums:

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from seer_host.images import IMAGE_PART
 
 from seer_core.errors import PromptError, quote
-from seer_core.ports.engine import IMAGE_PART
 
 __all__ = ["ContentFormat", "content_format", "prepare", "texts_of"]
 

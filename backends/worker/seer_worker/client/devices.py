@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from seer_host.launcher import Launcher
+
 from seer_core.errors import ConfigError
-from seer_core.ports.launcher import Launcher
 
 __all__ = ["inherited", "refuse_arguments", "share_devices", "worker_environment"]
 

@@ -18,13 +18,13 @@ import msgspec
 from msgspec import Meta, Struct
 from seer_host.json_files import JsonFormat, describe_flaw
 from seer_host.labels import InstanceLabels, labels_of
+from seer_host.launcher import Launcher
 
 from seer_core.errors import ConfigError
 from seer_core.plugins.config_types import Seconds
 from seer_core.plugins.hookspecs import Startup
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import Clock, ModelInfo, Tokenizer
-from seer_core.ports.launcher import Launcher
 from seer_worker.client.digest import digest_of
 from seer_worker.client.engine import WorkerClient
 from seer_worker.client.local import LocalLauncher

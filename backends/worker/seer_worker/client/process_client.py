@@ -13,10 +13,10 @@ from time import monotonic
 import attrs
 import msgspec
 from seer_host.frames import WireError
+from seer_host.launcher import Launcher
 
 from seer_core.errors import EngineError, NoPlaceError
 from seer_core.model import InstanceInfo
-from seer_core.ports.launcher import Launcher
 from seer_worker.client import measurements
 from seer_worker.client.engine import InstanceSpec, WorkerClient
 from seer_worker.client.local import LocalLauncher

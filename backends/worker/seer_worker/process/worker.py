@@ -16,12 +16,13 @@ from typing import Any
 import structlog
 from msgspec import structs
 from seer_host.frames import WireError
+from seer_host.images import IMAGES
 
 from seer_core.errors import EngineError
 from seer_core.model.sampling import StructuredOutputs
 from seer_core.ports.contracts import implemented
 from seer_core.ports.drafting import DraftContext, StepTimes
-from seer_core.ports.engine import IMAGES, ChunkJob
+from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore, StoreContext
 from seer_core.ports.weights import WeightSpec
 from seer_worker.process.adapter import EndedChunk, EngineAdapter, Rejected

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 from seer_core.plugins.hookspecs import hookimpl
-from seer_core.ports.environment import (
+from seer_session.environment import (
     AnsweredTurn,
     Environment,
     EnvironmentAnswer,

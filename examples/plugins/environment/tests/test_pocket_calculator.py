@@ -1,6 +1,6 @@
 import asyncio
 
-from seer_core.ports.environment import ModelTurn, Trajectory
+from seer_session.environment import ModelTurn, Trajectory
 from seer_testing import EnvironmentContract
 
 from seer_pocket_calculator import PocketCalculator

@@ -10,12 +10,13 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from seer_core.errors import ConfigError, explain_error, quote
-from seer_core.plugins.config_types import NotNegative, Positive, Seconds
+from seer_core.errors import ConfigError, quote
+from seer_core.plugins.config_types import Seconds
+from seer_core.runtime.restarts import RestartsTable
 from seer_core.scheduling.scheduler import CORE
+from seer_host.json_files import explain_error
 
 __all__ = [
-    "RestartsTable",
     "SeerTable",
     "SlotsTable",
     "TurnsTable",
@@ -80,19 +81,6 @@ class TurnsTable(Struct, frozen=True):
     """The longest that one answer may take; the response of a later one ends in an error."""
     at_once: Annotated[int, Meta(ge=1)] = 256
     """The most answers that are worked on at once; other turns wait for theirs."""
-
-
-class RestartsTable(Struct, frozen=True):
-    """``[seer.restarts]``: how often, and how soon, a lost instance is started again."""
-
-    attempts: Annotated[int, Meta(ge=0)] = 3
-    """An instance that is lost more often than this within ``window_s`` stays down."""
-    window_s: Positive = 600.0
-    """The seconds of an instance's work within which its losses are counted."""
-    backoff_s: NotNegative = 1.0
-    """The wait before the second restart within the window. The first comes at once; each further one waits
-    twice as long.
-    """
 
 
 class SeerTable(Struct, frozen=True):

@@ -12,21 +12,21 @@ from functools import partial
 from itertools import count, islice
 from numbers import Real
 from operator import index, itemgetter
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import msgspec
 import structlog
+from seer_host.tables import TurnsTable
 from seer_host.threads import in_thread
 
 from seer_core.error_origin import describe_error, is_ctrl_c, is_sentence, one_line, shown
 from seer_core.errors import EngineError, PromptError, SeerError
-from seer_core.plugins.config import TurnsTable
 from seer_core.ports.contracts import implemented
-from seer_core.ports.engine import Clock, HeldClock, ModelInfo, ReplyTokenizer, Tokenizer
-from seer_core.ports.environment import AnsweredTurn, Environment, EnvironmentAnswer, ModelTurn, Trajectory
+from seer_core.ports.engine import Clock, HeldClock, ModelInfo, Tokenizer
 from seer_core.ports.extension import HeldResponses
 from seer_session.contained import contain_tasks
+from seer_session.environment import AnsweredTurn, Environment, EnvironmentAnswer, ModelTurn, Trajectory
 from seer_session.long_texts import LONG_TEXT, characters_of, cut, end_beyond, text_of
 from seer_session.turns import answered_turns, trajectory_of, turn_of
 
@@ -39,6 +39,27 @@ LARGEST_REWARD = 1e300
 
 HANGING = 2
 """Threads of plain methods that there may be for each turn that is worked on at once: half may hang."""
+
+
+@runtime_checkable
+class ReplyTokenizer(Protocol):
+    """The further method of a ``Tokenizer`` that can append messages to what the model has written."""
+
+    def encode_reply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        written: Sequence[int],
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the ids that follow the model's message ``written``: messages and the generation prompt.
+
+        They begin with what the template puts behind a message of the assistant's, but for an end token that
+        the model has written itself.
+
+        Raises:
+            PromptError: with the messages, the template writes another text before them.
+        """
+        ...
 
 
 class EncodedAnswer(msgspec.Struct, frozen=True):

@@ -1,12 +1,13 @@
 """The guard of ``debug``: a plug-in that changes what it was given is named, with the line.
 
-Requests, groups and instances are the scheduler's; strategies may read and keep them.  Guarded ones cannot be
-written to while a strategy is called, whichever of its methods has kept them.
+Requests, groups and instances are the scheduler's; strategies may read and keep them.  From the first call on
+by which a guarded strategy gets one, it cannot be written to while a strategy is called, whichever of its
+methods has kept it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,8 +17,12 @@ import msgspec
 from seer_core.error_origin import place_of
 from seer_core.errors import PluginError
 from seer_core.model import GroupContext, InstanceStatus, Request
+from seer_core.plugins.slots import Strategies
+from seer_core.ports.contracts import implemented
+from seer_core.scheduling.scheduler import Policies, Slot
+from seer_session.factories import SLOTS
 
-__all__ = ["MutationGuard", "make_read_only"]
+__all__ = ["MutationGuard", "guarded_policies", "guarded_strategies"]
 
 _changes: ContextVar[list[AttributeError] | None] = ContextVar("changes", default=None)
 """The refused changes of the strategy that is being called; None while none is."""
@@ -82,30 +87,37 @@ def _plain(guarded: type) -> type:
     return guarded.__mro__[2]
 
 
-def make_read_only(*things: GroupContext | InstanceStatus | Request) -> None:
-    """Let no strategy write to these objects from now on."""
+def _make_read_only(things: Iterable[Any]) -> None:
+    """Let no strategy write to the groups, instances and requests among these from now on."""
     for thing in things:
-        if isinstance(thing, GroupContext):
+        kind = type(thing)
+        if kind is tuple or kind is list:
+            _make_read_only(thing)
+        if kind not in READ_ONLY:
+            continue
+        if kind is GroupContext:
             thing.in_flight = _ReadOnlyDict(thing.in_flight, f"in_flight of group {thing.id!r}")
             thing.labels = _ReadOnlyDict(thing.labels, f"labels of group {thing.id!r}")
-        elif isinstance(thing, InstanceStatus):
+        elif kind is InstanceStatus:
             labels = _ReadOnlyDict(thing.info.labels, f"info.labels of instance {thing.id!r}")
             thing.info = msgspec.structs.replace(thing.info, labels=labels)
-        thing.__class__ = READ_ONLY[type(thing)]
+        else:
+            _make_read_only([thing.group])
+        thing.__class__ = READ_ONLY[kind]
 
 
 class MutationGuard:
-    """A strategy that cannot change guarded objects."""
+    """A strategy that cannot change guarded objects; it fills these ``slots``, whose names errors have."""
 
-    def __init__(self, owner: str, slot: str, strategy: Any) -> None:
+    def __init__(self, owner: str, slots: list[str], strategy: Any) -> None:
         self.owner = owner
-        self.slot = slot
+        self.slots = slots
         self.strategy = strategy
         self.__module__ = type(strategy).__module__  # by which errors find the line of its author
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.strategy, name)
-        if not callable(found):
+        if not callable(found) or implemented(self.strategy, name) is None:
             return found
         return lambda *arguments: self._call(name, *arguments)
 
@@ -113,6 +125,7 @@ class MutationGuard:
         return int(self._call("__len__"))
 
     def _call(self, name: str, *arguments: Any) -> Any:
+        _make_read_only(arguments)
         changes: list[AttributeError] = []
         before = _changes.set(changes)
         try:
@@ -120,8 +133,33 @@ class MutationGuard:
         finally:
             _changes.reset(before)
             if changes:  # also if the plug-in has caught the error
+                slot = next((slot for slot in self.slots if name in vars(SLOTS[slot])), self.slots[0])
                 raise PluginError(
-                    f"plug-in {self.owner!r}, slot {self.slot!r}: {name}() changed what it was given:"
+                    f"plug-in {self.owner!r}, slot {slot!r}: {name}() changed what it was given:"
                     f" {changes[0]} at {place_of(changes[0], self.strategy)};"
                     " these objects are the scheduler's, so change a copy"
                 )
+
+
+def guarded_policies(policies: Policies) -> Policies:
+    """Return the same, unable to change what they are given."""
+    return guarded_strategies(Strategies(policies)).policies
+
+
+def guarded_strategies(strategies: Strategies) -> Strategies:
+    """Return the same, of which policies and observers are unable to change what they are given."""
+    guards: dict[int, MutationGuard] = {}
+
+    def guarded(slot: Slot[Any]) -> Slot[Any]:
+        guard = guards.setdefault(id(slot.strategy), MutationGuard(slot.owner, [], slot.strategy))
+        guard.slots.append(slot.name)
+        return Slot(slot.name, slot.owner, guard, slot.inner and guarded(slot.inner))
+
+    policies = strategies.policies
+    return attrs.evolve(
+        strategies,
+        policies=Policies(
+            guarded(policies.splitter), guarded(policies.prioritizer), guarded(policies.placer)
+        ),
+        observers=tuple(guarded(slot) for slot in strategies.observers),
+    )

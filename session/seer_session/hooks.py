@@ -11,23 +11,36 @@ from typing import Any
 import attrs
 import pluggy
 import structlog
+from seer_host.tables import nearest
 
 from seer_core.error_origin import one_line, shown
 from seer_core.errors import PluginError
 from seer_core.plugins import hookspecs
-from seer_core.plugins.config import nearest
 from seer_core.plugins.hookspecs import PROJECT
+from seer_session import hookspecs as session_hookspecs
 
-__all__ = ["FACTORY", "HOOKS", "Plugin", "SeerPluginManager", "read_hooks"]
+__all__ = ["DECLARED", "FACTORY", "HOOKS", "Plugin", "SeerPluginManager", "read_hooks"]
 
 log = structlog.get_logger("seer")
 
 FACTORY = "seer_make_"
 """How the name of a slot's hook begins."""
 
-HOOKS = {
-    hook.removeprefix("seer_").removeprefix("make_"): hook for hook in vars(hookspecs) if hook[:5] == "seer_"
-}
+LAST = ("seer_make_observer", "seer_doctor")
+
+
+def _declared() -> dict[str, Callable[..., Any]]:
+    """Return the declaration of each hook by its name, in the order of the calls."""
+    found = {**vars(hookspecs), **vars(session_hookspecs)}
+    names = [name for name in found if name.startswith("seer_")]
+    names.sort(key=lambda name: (name != "seer_make_launcher", name in LAST))
+    return {name: found[name] for name in names}
+
+
+DECLARED = _declared()
+"""Every hook's declaration, in the order of the calls."""
+
+HOOKS = {hook.removeprefix("seer_").removeprefix("make_"): hook for hook in DECLARED}
 """What a plug-in may implement, ``doctor`` or a slot, to the name of the hook; in the order of the calls."""
 
 Function = Callable[..., Any]
@@ -72,6 +85,7 @@ class SeerPluginManager(pluggy.PluginManager):
         """
         super().__init__(PROJECT)
         self.add_hookspecs(hookspecs)
+        self.add_hookspecs(session_hookspecs)
         if debug:
             self.trace.root.setwriter(lambda text: log.info("pluggy", trace=one_line(text)))
             self.enable_tracing()
@@ -177,7 +191,7 @@ def _check_hook(name: str, hook: str, function: Any) -> None:
             f"plug-in {name!r}: hook {hook!r} is async; make it a plain function, and let what it returns"
             " wait in its `start`"
         )
-    known = list(inspect.signature(getattr(hookspecs, hook)).parameters)
+    known = list(inspect.signature(DECLARED[hook]).parameters)
     for argument in inspect.signature(function).parameters:
         if argument not in known:
             raise PluginError(
