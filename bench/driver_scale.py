@@ -28,8 +28,8 @@ from seer_host.config_files import load_config
 from seer_session.assembly import fill_slots
 from seer_session.runtime import Runtime
 from seer_worker.client.process_client import Launch, ProcessClient
-from seer_worker.client.running_worker import Channel
 from seer_worker.client.worker_port import WorkerPort
+from seer_worker.wire import Channel
 
 from bench.harness import EXAMPLE, ROOT, Row, cell, markdown, spread_of, turned
 from bench.instant_workers import MAX_MODEL_TOKENS, VOCAB_SIZE

@@ -1,4 +1,4 @@
-"""What fills each slot of a run."""
+"""The strategies that fill the slots of a run."""
 
 from __future__ import annotations
 

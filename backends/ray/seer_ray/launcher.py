@@ -20,10 +20,9 @@ import structlog
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
 from seer_host.json_files import describe_flaw
 from seer_host.threads import in_thread
-from seer_worker.client.running_worker import Channel
 from seer_worker.client.worker_log import WorkerLog
 from seer_worker.client.worker_port import WorkerPort
-from seer_worker.wire import FromWorker, Shutdown
+from seer_worker.wire import Channel, FromWorker, Shutdown
 
 from seer_core.error_origin import one_line
 from seer_core.errors import EngineError, NoPlaceError

@@ -1,14 +1,20 @@
-"""The messages between the runtime and an engine's worker, in the frames of ``seer_host.frames``.
+"""The messages between the runtime and an engine's worker, and both ends of the stream that carries them.
 
-Both directions are tagged unions, checked on arrival; anything else is a ``WireError`` and ends the
-connection.
+Both directions are tagged unions, in the frames of ``seer_host.frames``, checked on arrival; anything else is
+a ``WireError`` and ends the connection.
 """
 
 from __future__ import annotations
 
+import asyncio
+import select
+import socket
+from contextlib import suppress
 from typing import Any
 
 import msgspec
+from seer_host.frames import Frames, encode
+from seer_host.json_files import describe_flaw
 from seer_host.machine_probe import MachineProbe
 
 from seer_core.model import InstanceInfo
@@ -22,6 +28,7 @@ __all__ = [
     "AbortChunk",
     "AddSiblingTokens",
     "Called",
+    "Channel",
     "ControlCall",
     "Degraded",
     "DropImages",
@@ -32,6 +39,7 @@ __all__ = [
     "ForgetGroup",
     "FromWorker",
     "HoldImage",
+    "Link",
     "MeasureSteps",
     "Measured",
     "PoolMessage",
@@ -282,3 +290,98 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 FromWorker = (
     Ready | TokenizerRead | Finished | Failed | Streamed | Telemetry | Called | PoolMessage | Degraded | Fatal
 )
+
+
+class Channel:
+    """The runtime's end: the part of a ``RunningWorker`` that is the same wherever it runs."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.received_bytes = 0
+        self.fatal: str | None = None
+        """The reason that the worker sent of its own end, if it did."""
+        self._reader, self._writer = reader, writer
+        self._loop = asyncio.get_running_loop()
+        self._frames: Frames[FromWorker] = Frames(FromWorker)
+        self._outbox: list[bytes] = []
+
+    def send(self, message: ToWorker) -> None:
+        """Send a message at the end of this turn of the event loop, all of one turn together."""
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(encode(message))
+
+    async def receive(self) -> list[FromWorker]:
+        """Wait for the next messages; ``Fatal`` is kept in ``fatal``, too.
+
+        Raises:
+            EOFError: the worker is gone; a text says how the connection broke, if it was not closed.
+            WireError: it sent something that is no message.
+        """
+        while True:
+            try:
+                data = await self._reader.read(1 << 20)
+            except ConnectionError as error:
+                raise EOFError from error
+            except OSError as error:  # as of a host that is gone; ETIMEDOUT is a TimeoutError
+                raise EOFError(f"its connection broke: {describe_flaw(error)}") from error
+            if not data:
+                raise EOFError
+            self.received_bytes += len(data)
+            messages = list(self._frames.feed(data))
+            for message in messages:
+                if isinstance(message, Fatal):
+                    self.fatal = message.reason
+            if messages:
+                return messages
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._writer.close()
+
+    def _flush(self) -> None:
+        self._writer.write(b"".join(self._outbox))
+        self._outbox.clear()
+
+
+class Link:
+    """The worker's end, blocking."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._frames: Frames[ToWorker] = Frames(ToWorker)
+
+    def send(self, *messages: FromWorker) -> None:
+        """Send messages, in order.
+
+        Raises:
+            EOFError: the runtime is gone.
+        """
+        if messages:
+            data = b"".join(map(encode, messages))
+            try:
+                self._socket.sendall(data)
+            except OSError as error:
+                raise EOFError(f"the connection to the runtime broke: {error}") from error
+
+    def send_last(self, reason: str) -> None:
+        """Send why the worker ends, if the runtime is still there."""
+        with suppress(EOFError):
+            self.send(Fatal(reason))
+
+    def receive(self, *, wait: bool) -> list[ToWorker]:
+        """Return every message that has arrived; with ``wait``, at least some bytes' worth.
+
+        Raises:
+            EOFError: the runtime is gone.
+        """
+        messages: list[ToWorker] = []
+        while wait or select.select([self._socket], [], [], 0)[0]:
+            try:
+                data = self._socket.recv(1 << 20)
+            except OSError as error:  # also a TimeoutError, of TCP to a host that is gone
+                raise EOFError(f"the connection to the runtime broke: {error}") from error
+            if not data:
+                raise EOFError("the runtime closed the connection")
+            messages += self._frames.feed(data)
+            wait = False
+        return messages

@@ -17,9 +17,8 @@ from seer_testing import EngineContract
 from seer_worker.client import fork_server
 from seer_worker.client.local import LocalLauncher
 from seer_worker.client.process_client import Launch, ProcessClient
-from seer_worker.client.running_worker import Channel
 from seer_worker.process.serving import work
-from seer_worker.wire import Shutdown
+from seer_worker.wire import Channel, Shutdown
 
 from seer_core.errors import EngineError
 from seer_core.model import Sampling

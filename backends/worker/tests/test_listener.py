@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 from seer_worker.client.process_client import Launch, ProcessClient
-from seer_worker.client.running_worker import Channel
-from seer_worker.process.serving import Link, work
-from seer_worker.wire import Telemetry
+from seer_worker.process.serving import work
+from seer_worker.wire import Channel, Link, Telemetry
 
 from tests.support.patience import PATIENCE_S
 

@@ -8,12 +8,10 @@ import threading
 
 import pytest
 from seer_host.ports import reserved_port
-from seer_worker.client.running_worker import Channel
 from seer_worker.client.worker_port import WorkerPort
 from seer_worker.process import remote
 from seer_worker.process.remote import connect
-from seer_worker.process.serving import Link
-from seer_worker.wire import Shutdown, Telemetry
+from seer_worker.wire import Channel, Link, Shutdown, Telemetry
 
 from tests.support.patience import PATIENCE_S
 

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import msgspec
 from seer_host.json_files import describe_flaw
+from seer_host.launcher import RunningWorker
 from seer_host.machine_probe import MachineProbe
 
 from seer_core.errors import EngineError, PromptError
@@ -22,7 +23,6 @@ from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec
 from seer_worker.client.digest import digest_of
 from seer_worker.client.images import HeldImages
-from seer_worker.client.running_worker import RunningWorker
 from seer_worker.seer_version import seer_version
 from seer_worker.wire import (
     AbortChunk,

@@ -19,9 +19,8 @@ from seer_core.errors import EngineError
 from seer_core.ports.kv import LOOPBACK
 from seer_core.ports.weights import WeightSpec
 from seer_worker.client.fork_server import ForkRefusedError, fork
-from seer_worker.client.running_worker import Channel
 from seer_worker.client.worker_log import WorkerLog
-from seer_worker.wire import Shutdown
+from seer_worker.wire import Channel, Shutdown
 
 __all__ = ["LocalLauncher", "LocalWorker"]
 

@@ -13,14 +13,13 @@ from time import monotonic
 import attrs
 import msgspec
 from seer_host.frames import WireError
-from seer_host.launcher import Launcher
+from seer_host.launcher import Launcher, RunningWorker, TemporaryWorker
 
 from seer_core.errors import EngineError, NoPlaceError
 from seer_core.model import InstanceInfo
 from seer_worker.client import measurements
 from seer_worker.client.engine import InstanceSpec, WorkerClient
 from seer_worker.client.local import LocalLauncher
-from seer_worker.client.running_worker import RunningWorker, TemporaryWorker
 from seer_worker.wire import (
     Called,
     ControlCall,

@@ -1,18 +1,16 @@
-"""A worker's life: the start message, the engine, and a loop over messages and steps until the end."""
+"""A worker's life: the start message, the engine, and what is sent when it ends."""
 
 from __future__ import annotations
 
-import select
 import socket
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import structlog
 from msgspec import structs
-from seer_host.frames import Frames, WireError, encode
+from seer_host.frames import WireError
 from seer_host.scratch import name_shared_memory
 
 from seer_core.errors import ConfigError, EngineError
@@ -26,65 +24,18 @@ from seer_worker.process.worker import Worker
 from seer_worker.tokenizer.library import read
 from seer_worker.wire import (
     Degraded,
-    Fatal,
-    FromWorker,
+    Link,
     ReadTokenizer,
     Ready,
-    Shutdown,
     Start,
     TokenizerRead,
-    ToWorker,
 )
 
-__all__ = ["Link", "work"]
+__all__ = ["work"]
 
 log = structlog.get_logger("seer")
 
 TRACEBACK_LINES = 12
-
-
-class Link:
-    """The worker's end of the socket, blocking."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-        self._frames: Frames[ToWorker] = Frames(ToWorker)
-
-    def send(self, *messages: FromWorker) -> None:
-        """Send messages, in order.
-
-        Raises:
-            EOFError: the runtime is gone.
-        """
-        if messages:
-            data = b"".join(map(encode, messages))
-            try:
-                self._socket.sendall(data)
-            except OSError as error:
-                raise EOFError(f"the connection to the runtime broke: {error}") from error
-
-    def send_last(self, reason: str) -> None:
-        """Send why the worker ends, if the runtime is still there."""
-        with suppress(EOFError):
-            self.send(Fatal(reason))
-
-    def receive(self, *, wait: bool) -> list[ToWorker]:
-        """Return every message that has arrived; with ``wait``, at least some bytes' worth.
-
-        Raises:
-            EOFError: the runtime is gone.
-        """
-        messages: list[ToWorker] = []
-        while wait or select.select([self._socket], [], [], 0)[0]:
-            try:
-                data = self._socket.recv(1 << 20)
-            except OSError as error:  # also a TimeoutError, of TCP to a host that is gone
-                raise EOFError(f"the connection to the runtime broke: {error}") from error
-            if not data:
-                raise EOFError("the runtime closed the connection")
-            messages += self._frames.feed(data)
-            wait = False
-        return messages
 
 
 def work(connection: socket.socket, before_close: Callable[[], object] = lambda: None) -> int:
@@ -118,7 +69,7 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
             if (reason := selftest.continued_otherwise(worker)) is not None:
                 link.send(Degraded("continuation", reason))
         link.send(*worker.notes(), Ready(_placed(worker.info, start.store), worker.measured))
-        _loop(link, worker)
+        worker.serve(link)
     except EOFError:
         return 0
     except (ConfigError, EngineError, WireError) as error:
@@ -135,17 +86,6 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
         if closing is not None:
             closing.close()
     return 0
-
-
-def _loop(link: Link, worker: Worker) -> None:
-    """Work until the runtime sends ``Shutdown``."""
-    while True:
-        for message in link.receive(wait=not worker.busy):
-            if isinstance(message, Shutdown):
-                return
-            worker.handle(message)
-        if worker.busy:
-            worker.step()
 
 
 def _placed(info: InstanceInfo, store: StoreSpec | None) -> InstanceInfo:

@@ -46,6 +46,7 @@ from seer_worker.wire import (
     Finished,
     ForgetGroup,
     HoldImage,
+    Link,
     Measured,
     MeasureSteps,
     PoolMessage,
@@ -126,6 +127,21 @@ class Worker:
     def busy(self) -> bool:
         """Whether chunks are running."""
         return bool(self._jobs)
+
+    def serve(self, link: Link) -> None:
+        """Take messages and step until the runtime sends ``Shutdown``.
+
+        Raises:
+            EOFError: the runtime is gone.
+            WireError: it sent something that is no message, or none for a worker.
+        """
+        while True:
+            for message in link.receive(wait=not self.busy):
+                if isinstance(message, Shutdown):
+                    return
+                self.handle(message)
+            if self.busy:
+                self.step()
 
     def handle(self, message: ToWorker) -> None:
         """Pass a message on to the engine; a control call is answered at once."""
