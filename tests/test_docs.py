@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from seer_host.config_files import load_config
-
-from seer_core.plugins import hookspecs
+from seer_session.hooks import DECLARED
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -41,9 +40,8 @@ def anchor(heading):
 
 
 def test_the_page_of_hooks_has_a_heading_for_each_with_its_exact_arguments():
-    names = [name for name in vars(hookspecs) if name.startswith("seer_")]
     signatures = {
-        f"{name}({', '.join(inspect.signature(getattr(hookspecs, name)).parameters)})" for name in names
+        f"{name}({', '.join(inspect.signature(hook).parameters)})" for name, hook in DECLARED.items()
     }
     page = (ROOT / "docs/reference/hooks.md").read_text()
     assert {heading for heading in headings(page) if heading.startswith("seer_")} == signatures

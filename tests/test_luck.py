@@ -1,4 +1,4 @@
-"""No test sleeps, spins, gives up early or takes a port that another may take: it would depend on luck."""
+"""No test sleeps, gives up early or takes a port that another may take: it would depend on luck."""
 
 import ast
 import subprocess
@@ -9,7 +9,6 @@ from tests.support.patience import PATIENCE_S
 ROOT = Path(__file__).parents[1]
 REMEDY = {
     "sleeps": "wait for what is to happen: tests.support.eventually, or tests.support.virtual_time",
-    "spins": "wait with a pause: tests.support.eventually",
     "gives up early": "wait for PATIENCE_S of tests.support.patience, the one limit of waits that end well",
     "gives a port away": "hold it until the server listens: seer_host.ports",
 }
@@ -43,15 +42,6 @@ def is_sleep(node):
     return of_time and not (isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
 
 
-def is_spin(node):
-    """Return whether a node is a loop that looks at a file or the clock again and again without a pause."""
-    if not isinstance(node, ast.While) or not all(
-        isinstance(each, ast.Assert | ast.Pass) for each in node.body
-    ):
-        return False
-    return any(is_call_of(each, "monotonic", "exists", "is_file", "is_dir") for each in ast.walk(node))
-
-
 def gives_up_early(node):
     """Return whether a node waits for seconds, and for fewer than the common patience."""
     if not isinstance(node, ast.Call):
@@ -80,7 +70,6 @@ def gives_port_away(node):
 
 CHECKS = {
     "sleeps": is_sleep,
-    "spins": is_spin,
     "gives up early": gives_up_early,
     "gives a port away": gives_port_away,
 }

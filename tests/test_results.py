@@ -3,12 +3,11 @@
 import re
 from importlib.resources import files
 
-import msgspec
 import pytest
 from seer_lab.paper.report import PLACE, TEMPLATE
 
 from bench import render
-from bench.harness import CASES, ROOT, Case, StoredResult, case_of, cell, turned
+from bench.harness import CASES, ROOT, Case, case_of
 
 BY_HAND = {"reproduction.md", "paced-vllm.md"}
 """Pages of docs/results that `python -m bench render` does not write."""
@@ -50,21 +49,3 @@ def test_every_stored_result_names_its_command_commit_and_machine_and_is_on_the_
         assert result.command.startswith(f"python -m bench {result.case}"), name
         assert len(result.commit) >= 7, name
         assert {"cpu", "cores"} <= result.machine.keys(), name
-
-
-def test_each_arm_comes_first_equally_often_and_rounds_below_zero_warm_up():
-    order = list(turned("abc", 3, warm_up=1))
-    assert [arm for number, arm in order if number < 0] == ["c", "a", "b"]
-    assert [order[at][1] for at in (3, 6, 9)] == ["a", "b", "c"]
-
-
-def test_a_cell_has_a_spread_only_where_there_is_one():
-    assert cell([2.0, 1.0, 4.0], ".1f") == "2.0 [1.0, 4.0]"
-    assert cell({"median": 2.0, "least": 2.0, "most": 2.0}, ".2f", "x") == "2.00x"
-
-
-def test_a_result_is_read_as_it_was_written():
-    result = StoredResult(
-        case="demo", command="c", commit="1234567", date="2026-11-23", machine={}, rows=[{}]
-    )
-    assert msgspec.json.decode(msgspec.json.encode(result), type=StoredResult) == result
