@@ -76,7 +76,7 @@ engine-test: packages setup-sglang  ## The tests that start real engines, in two
 long-test: packages setup-sglang setup-next-vllm  ## The tests that cover on a larger scale what others cover.
 	$(PYTEST) -m long --long -n 2
 
-verl-test: setup-verl  ## The adapter for verl, with verl's own classes: over servers of verl's around a vLLM, and a server of Seer's.
+verl-test: setup-verl setup-sglang  ## The adapter for verl, with verl's own classes: over servers of verl's around a vLLM, and a server of Seer's.
 	cd training/verl && ../../.venv-verl/bin/python -m pytest
 	cd training/verl && PYTHONPATH=tests/beside_vllm ../../.venv/bin/python -m pytest tests/test_kept_vllm.py
 

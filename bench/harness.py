@@ -38,6 +38,7 @@ CASES = (
     "agents",
     "equality",
     "models",
+    "family_costs",
     "cluster_faults",
     "driver_deaths",
     "scheduler",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import os
 import random
 import re
 import sys
@@ -34,7 +35,7 @@ from bench.harness import EXAMPLE, ROOT, Row, StoredResult, git, markdown
 from bench.placers import AlwaysMigrate
 from seer_core.errors import SeerError
 from seer_core.model import Completion, Request
-from seer_core.ports.policy import Splitter
+from seer_core.ports.policy import Placer, Splitter
 from seer_core.scheduling.scheduler import Slot
 
 DEPENDS_ON = ("backends/vllm", "backends/sglang", "backends/worker", "backends/kv_local", "testing")
@@ -52,7 +53,11 @@ WAYS = {
 }
 GROUPS, RESPONSES, PROMPT_TOKENS, CHUNKS = 4, 2, 90, 4
 LEAST_CHUNK_TOKENS = 32
+KV_BYTES = 32 << 20
 ENGINES = ("vllm", "sglang")
+RUNNERS = ("first", "second")
+INTERPRETER = ROOT / "backends" / "vllm" / "tests" / "interpreter"
+"""In which vLLM's second runner runs without a device."""
 TRAINED = (
     "Llama",
     "Qwen3",
@@ -87,7 +92,10 @@ Texts = Mapping[str, Completion]
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add the case's own options."""
-    parser.add_argument("--engine", default="vllm", help="vllm or sglang (default vllm)")
+    parser.add_argument("--engine", choices=ENGINES, default="vllm", help="(default vllm)")
+    parser.add_argument(
+        "--runner", choices=RUNNERS, default="first", help="of vLLM; the second in Triton's interpreter"
+    )
     parser.add_argument("--only", nargs="+", choices=list(FAMILIES), help="some families alone")
 
 
@@ -98,30 +106,36 @@ def run(options: argparse.Namespace) -> list[Row]:
     except (AttributeError, OSError):
         stored = []
     rows = {_key(row): row for row in stored}
+    if options.runner == "second":
+        os.environ |= {"PYTHONPATH": str(INTERPRETER), "TRITON_INTERPRET": "1"}
     for name in options.only or TRAINED:
         with tempfile.TemporaryDirectory() as folder:
-            row = asyncio.run(FamilyRun(options.engine, name, Path(folder), options.set).row())
+            row = asyncio.run(FamilyRun(options, name, Path(folder)).row())
         rows[_key(row)] = row | {"commit": git("rev-parse", "--short=9", "HEAD")}
         print({key: value for key, value in row.items() if value}, file=sys.stderr, flush=True)
     return sorted(rows.values(), key=_key)
 
 
-def _key(row: Row) -> tuple[int, int]:
+def _key(row: Row) -> tuple[int, int, int]:
     """Return the place of a row."""
-    return ENGINES.index(row["engine"]), list(FAMILIES).index(row["family"])
+    runner = row.get("runner", RUNNERS[0])
+    return ENGINES.index(row["engine"]), RUNNERS.index(runner), list(FAMILIES).index(row["family"])
 
 
 class FamilyRun:
     """A family on two instances of an engine."""
 
-    def __init__(self, engine: str, name: str, folder: Path, overrides: Sequence[str]) -> None:
-        self.engine, self.name, self.overrides = engine, name, overrides
+    def __init__(self, options: argparse.Namespace, name: str, folder: Path) -> None:
+        self.engine, self.runner, self.name = options.engine, options.runner, name
+        self.overrides: Sequence[str] = options.set
         tokenizer = EXAMPLE / "weights"
         self.models = [write_family(folder / f"{seed}", name, seed, tokenizer) for seed in (1, 2)]
         self.block_tokens = 0
         self.seen: Texts | None = None
         """Responses to images, written whole."""
-        self.found: Row = {"engine": engine, "family": name, **dict.fromkeys(WAYS, "")}
+        self.found: Row = {"engine": self.engine, "family": name, **dict.fromkeys(WAYS, "")}
+        if self.engine == "vllm":
+            self.found["runner"] = self.runner
 
     async def row(self) -> Row:
         """Return what became of each way, and figures of the moves."""
@@ -182,25 +196,35 @@ class FamilyRun:
 
     @asynccontextmanager
     async def started(
-        self, pool: str, plugins: Sequence[str], model: Path | None = None, instances: int = 2
+        self,
+        pool: str,
+        plugins: Sequence[str],
+        model: Path | None = None,
+        instances: int = 2,
+        **limits: int,
     ) -> AsyncIterator[Runtime]:
         """Hold instances of a model of the family."""
-        config = self.config(pool, plugins, model or self.models[0], instances)
+        config = self.config(pool, plugins, model or self.models[0], instances, **limits)
         async with Runtime.from_config(config) as runtime:
             yield runtime
 
-    def config(self, pool: str, plugins: Sequence[str], model: Path, instances: int = 2) -> Config:
+    def config(
+        self, pool: str, plugins: Sequence[str], model: Path, instances: int = 2, **limits: int
+    ) -> Config:
         """Return the config of the instances."""
         table = {
             "model": str(model),
             "dtype": FAMILIES[self.name].dtype,
             "instances": instances,
-            "kv_cache_bytes": 32 << 20,
+            "kv_cache_bytes": KV_BYTES,
             "max_model_tokens": 1024,
             "max_running": 16,
             "start_timeout_s": 600.0,
             "control_timeout_s": 300.0,
+            **limits,
         }
+        if self.engine == "vllm":
+            table["runner"] = self.runner
         tree = {
             "seer": {"plugins": [*plugins], "engine": self.engine, "kv_pool": pool},
             "engine": {self.engine: table},
@@ -228,16 +252,24 @@ class FamilyRun:
         runtime: Runtime,
         plugins: Sequence[str] = (),
         records: Iterable[Mapping[str, Any]] | None = None,
+        splitter: Splitter | None = None,
+        placer: Placer | None = None,
     ) -> Texts:
-        """Return the responses by name; with plug-ins every chunk is on another instance than the last."""
+        """Return the responses by name.
+
+        With plug-ins every chunk ends with a block, and is on another instance than the last, unless other
+        strategies are given.
+        """
         pool = "none" if runtime.kv_pool is None else "local"
         strategies = fill_slots(self.config(pool, plugins, self.models[0]))
         if plugins:
-            placer = Slot("placer", "always_migrate", AlwaysMigrate())
-            splitter = Slot("splitter", "blocks", BlockEnds(self.block_tokens))
             strategies = attrs.evolve(
                 strategies,
-                policies=attrs.evolve(strategies.policies, placer=placer, splitter=splitter),
+                policies=attrs.evolve(
+                    strategies.policies,
+                    placer=Slot("placer", "bench", placer or AlwaysMigrate()),
+                    splitter=Slot("splitter", "bench", splitter or BlockEnds(self.block_tokens)),
+                ),
                 drafter=runtime.drafter,  # engines would start anew for another one
             )
         await runtime.use(strategies)
@@ -359,10 +391,11 @@ def table(rows: Sequence[Row]) -> str:
             notes.append(note)
         return f"{text} ({notes.index(note) + 1})" if note else text
 
-    columns = ["engine", "family", *WAYS.values(), "tokens of a block", "tokens that fit in 32 MiB"]
+    columns = ["engine", "runner", "family", *WAYS.values(), "tokens of a block", "tokens that fit in 32 MiB"]
     lines = [
         [
             row["engine"],
+            row.get("runner", RUNNERS[0]) if row["engine"] == "vllm" else "-",
             row["family"],
             *(cell(row, way) for way in WAYS),
             *(f"{row[name]:,}" if name in row else "" for name in ("block_tokens", "capacity_tokens")),
@@ -370,7 +403,7 @@ def table(rows: Sequence[Row]) -> str:
         for row in rows
     ]
     below = [f"{number}. {text}" for number, text in enumerate(notes, 1)]
-    return "\n\n".join([markdown(columns, lines, left=8), "\n".join(below)])
+    return "\n\n".join([markdown(columns, lines, left=9), "\n".join(below)])
 
 
 def answer(rows: Sequence[Row]) -> str:

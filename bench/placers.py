@@ -1,4 +1,4 @@
-"""A placer that moves every request at every chunk, to test what moving keeps."""
+"""Placers that move every request at every chunk, or none, to test what moving keeps."""
 
 from __future__ import annotations
 
@@ -26,3 +26,14 @@ class AlwaysMigrate(Placer):
         """Return another instance than the request's last."""
         others = [each for each in instances if each.id != request.instance or len(instances) == 1]
         return _emptiest(others, request, chunk_tokens)
+
+
+class Stay(Placer):
+    """Puts every chunk on its request's last instance, and the first on the emptiest."""
+
+    def place(
+        self, request: Request, chunk_tokens: int, instances: Sequence[InstanceStatus]
+    ) -> InstanceStatus | None:
+        """Return the request's last instance."""
+        home = [each for each in instances if each.id == request.instance]
+        return _emptiest(home or instances, request, chunk_tokens)

@@ -334,3 +334,5 @@ def test_experts_of_new_tokens_alone_are_added_and_those_of_all_tokens_replace()
     rows = numpy.arange(12).reshape(6, 2)
     assert merged_experts([rows[:3], rows[:6]]).tolist() == rows.tolist()
     assert merged_experts([rows[:4], None, rows[4:]]).tolist() == rows.tolist()
+    again = numpy.concatenate([rows[:3] + 50, rows[3:]])
+    assert merged_experts([rows[:3], again]).tolist() == rows.tolist()  # those of the first time stay

@@ -1,8 +1,17 @@
 """Routed experts joined over chunks: each position once, those of the first time, none missing."""
 
+import base64
+
 import numpy as np
 import pytest
-from seer_host.routed_experts import ROUTED_EXPERTS, first_wanted, packed, routed_experts
+from seer_host.routed_experts import (
+    ROUTED_EXPERTS,
+    first_wanted,
+    packed,
+    routed_experts,
+    unpacked,
+    whole_attachments,
+)
 
 from seer_core.errors import EngineError
 from seer_core.model import ChunkRecord, Completion, Sampling
@@ -90,7 +99,7 @@ def test_positions_without_experts_are_an_error_that_counts_them(chunks, found):
 )
 def test_damaged_experts_are_an_error(change):
     part = packed(rows(PROMPT + 3), 0) | change
-    with pytest.raises(EngineError, match="routed experts of response 'g/0' are damaged"):
+    with pytest.raises(EngineError, match="routed experts are damaged"):
         routed_experts(response([chunk(4, routed_experts=part)]), PROMPT)
 
 
@@ -103,3 +112,41 @@ def test_a_chunk_answers_what_those_before_it_have_not(context, turn_start, star
         "j", "g/0", "g", [1] * context, PROMPT, 4, Sampling(), seed=1, weight_version=0, turn_start=turn_start
     )
     assert first_wanted(job) == start
+
+
+def served(experts):
+    """Return a chunk's answer of a server of SGLang's: numbers without a shape, of all positions so far."""
+    return {ROUTED_EXPERTS: base64.b64encode(experts.astype("<i4").tobytes()).decode(), "other": 1}
+
+
+def test_answers_of_servers_are_joined_by_the_first_time_of_each_position():
+    first, again = rows(PROMPT + 3), rows(PROMPT + 6, seed=1)
+    found = response([chunk(4, **served(first)), chunk(3, **served(again))])
+    expected = np.concatenate([first, again[PROMPT + 3 :]])
+    assert (routed_experts(found, PROMPT, 2) == expected).all()
+    whole = whole_attachments(found, PROMPT)
+    assert whole == served(expected)
+    with pytest.raises(EngineError, match=r"answers 6 routed experts for each token.*give experts_per_token"):
+        routed_experts(found, PROMPT)
+    with pytest.raises(EngineError, match="they cannot be read"):
+        routed_experts(found, PROMPT + 1)
+    assert whole_attachments(found, PROMPT + 1) == served(again)
+    assert whole_attachments(found) == served(again)
+
+
+def test_a_server_s_answer_that_went_on_without_earlier_chunks_has_all_positions():
+    whole = rows(PROMPT + 8)
+    found = response([chunk(9)])
+    found.chunks[:] = [chunk(4, **served(whole))]  # the tokens before it are of a chunk that is not at hand
+    assert (routed_experts(found, PROMPT, 2) == whole).all()
+
+
+def test_the_experts_of_chunks_come_back_as_those_of_one():
+    whole = rows(PROMPT + 6)
+    parts = [chunk(4, **{ROUTED_EXPERTS: packed(whole[: PROMPT + 3], 0)})]
+    parts.append(chunk(3, **{ROUTED_EXPERTS: packed(whole[PROMPT + 3 :], PROMPT + 3)}))
+    start, joined = unpacked(whole_attachments(response(parts))[ROUTED_EXPERTS])
+    assert start == 0
+    assert (joined == whole).all()
+    assert whole_attachments(response([chunk(2, mine=3)])) == {"mine": 3}
+    assert whole_attachments(response([])) == {}

@@ -75,7 +75,12 @@ class ServerInfo(Struct):
     version: str
     model_path: str
     max_total_num_tokens: int
+    """The tokens of KV of one group of ranks."""
     page_size: int = 1
+    dp_size: int = 1
+    """Replicas of the model behind the server."""
+    attn_dp_size: int = 1
+    """Groups of ranks of a replica, among which requests are shared out for attention (DP attention)."""
     max_running_requests: int | None = None
     disable_radix_cache: bool = False
     enable_deterministic_inference: bool = False
@@ -140,6 +145,7 @@ class Sglang:
         models = read(SglangModels, await ask.get("/v1/models"), "/v1/models").data
         if not models:
             raise Malformed("it serves no model")
+        groups = max(1, info.dp_size) * max(1, info.attn_dp_size)
         lacks = []
         if not info.enable_deterministic_inference:
             lacks.append("start it with --enable-deterministic-inference: then seeds count")
@@ -149,10 +155,10 @@ class Sglang:
             directory=info.model_path,
             max_model_tokens=models[0].max_model_len,
             vocab_size=await self._vocab_size(),
-            kv_tokens=info.max_total_num_tokens,
+            kv_tokens=groups * info.max_total_num_tokens,
             block_tokens=info.page_size,
             max_running=info.max_running_requests or 0,
-            shares_prompts=not info.disable_radix_cache,
+            shares_prompts=not info.disable_radix_cache and groups == 1,
             tokens_of_text=await self._tokens_of_text(),
             controls=CONTROLS + WHOLE_CONTROLS,
             whole_controls=WHOLE_CONTROLS,

@@ -23,8 +23,13 @@ __all__ = ["Settings", "seer_doctor", "seer_make_engines"]
 
 INSTANCE = "seer_sglang.instance:SglangAdapter"
 
+GROUPS = (
+    "an instance is one group of ranks: write instances of [engine.sglang], or keep servers of SGLang's own"
+    " ([engine.remote])"
+)
 OWN_ENGINE_ARGS = {
     "attention_backend": "on a CPU only one will do",
+    "attn_dp_size": GROUPS,
     "context_length": "write max_model_tokens",
     "device": "it follows from what is installed",
     "disable_cuda_graph": "write enforce_eager of [engine.sglang]",
@@ -32,6 +37,7 @@ OWN_ENGINE_ARGS = {
     "disable_radix_cache": "chunks would be prefilled again and again",
     "dp_size": "write instances of [engine.sglang]",
     "dtype": "write dtype of [engine.sglang]",
+    "enable_dp_attention": GROUPS,
     "enable_hierarchical_cache": "name a KV pool in [seer].kv_pool",
     "enable_metrics": "write metrics of [engine.sglang]",
     "enable_lmcache": "name a KV pool in [seer].kv_pool",

@@ -23,6 +23,17 @@ GPTQ: groups of 128)."""
 EXPERTS_ONLY = ("mxfp4",)
 """Methods that leave what is no routed expert in bf16 (gpt-oss)."""
 
+LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window_pattern": 6,
+    }
+}
+"""By ``model_type``: what transformers takes where a published config.json leaves it out."""
+
 UNLIKE = {
     "hybrid_override_pattern": "Mamba layers",
     "hybrid_layer_pattern": "a pattern of layers of its own",
@@ -93,12 +104,14 @@ def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
     """Return the sizes of a model by the keys that transformers gives its config.json.
 
     Dense models, mixtures with shared experts, latent attention (DeepSeek-V2, arXiv 2405.04434), sliding
-    windows and linear attention (its layers keep no KV).  The window's KV is left out, as it does not grow.
+    windows and gated delta nets (Qwen3-Next), whose layers keep no KV.  The KV of a window is left out, and
+    so is the state of a delta net, as neither grows.
 
     Raises:
         ConfigError: a size is missing, or the family has layers that are not described.
     """
     text = {**config, **config.get("text_config", {})}
+    text = {**LEFT_OUT.get(text.get("model_type", ""), {}), **text}
     for key, kind in UNLIKE.items():
         if text.get(key):
             raise ConfigError(f"config.json has {key}: {kind} are not modelled; fit rows without --model")
@@ -114,7 +127,8 @@ def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
     shared_inner = shared_inner or _first(text, ("n_shared_experts",), 0) * expert_inner
     matrices = 3 * hidden
     head = vocabulary * hidden
-    body = layers * attention + (layers - mixtures) * matrices * inner
+    linear = _delta_net(text, hidden) if "linear_num_value_heads" in text else attention
+    body = full * attention + (layers - full) * linear + (layers - mixtures) * matrices * inner
     body += mixtures * (matrices * shared_inner + hidden * experts)
     expert_weights = mixtures * experts * matrices * expert_inner
     body_bytes, expert_value_bytes, precision = _precisions(config, text)
@@ -149,9 +163,19 @@ def _attention(text: Mapping[str, Any], hidden: int) -> tuple[float, int, float,
         return weights, 1, latent + rotary, flops, heads * 2.0 * (plain + rotary + value)
     kv_heads = text.get("num_key_value_heads") or heads
     size = text.get("head_dim") or hidden // heads
-    weights = hidden * (2 * heads + 2 * kv_heads) * size
+    gates = heads if "linear_num_value_heads" in text else 0  # Qwen3-Next's outputs pass one per value
+    weights = hidden * (2 * heads + gates + 2 * kv_heads) * size
     flops = heads * 2.0 * 2 * size
     return weights, kv_heads, 2 * kv_heads * size, flops, flops
+
+
+def _delta_net(text: Mapping[str, Any], hidden: int) -> float:
+    """Return the weights of a layer whose attention is a gated delta net."""
+    heads = _int(text, "linear_num_value_heads")
+    keys = _int(text, "linear_num_key_heads") * _int(text, "linear_key_head_dim")
+    values = heads * _int(text, "linear_value_head_dim")
+    convolved = (2 * keys + values) * _first(text, ("linear_conv_kernel_dim",), 4)
+    return hidden * (2 * keys + 3 * values + 2 * heads) + convolved
 
 
 def _full_layers(text: Mapping[str, Any], layers: int) -> int:

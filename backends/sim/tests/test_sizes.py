@@ -29,6 +29,162 @@ def test_weights_add_up_to_those_of_the_model_card(name, billions):
     assert (sizes.weights + sizes.expert_weights) / 1e9 == pytest.approx(billions, rel=0.002)
 
 
+PUBLISHED = {
+    "Qwen/Qwen3-30B-A3B": (
+        {
+            "num_hidden_layers": 48,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "vocab_size": 151936,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+        },
+        48 * 2 * 4 * 128 * 2,
+        30_532_122_624,
+    ),
+    "Qwen/Qwen3.5-35B-A3B": (
+        {
+            "text_config": {
+                "num_hidden_layers": 40,
+                "hidden_size": 2048,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 2,
+                "head_dim": 256,
+                "vocab_size": 248320,
+                "full_attention_interval": 4,
+                "linear_num_key_heads": 16,
+                "linear_num_value_heads": 32,
+                "linear_key_head_dim": 128,
+                "linear_value_head_dim": 128,
+                "num_experts": 256,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 512,
+                "shared_expert_intermediate_size": 512,
+            }
+        },
+        10 * 2 * 2 * 256 * 2,
+        34_660_610_688,
+    ),
+    "Qwen/Qwen3.5-9B": (
+        {
+            "text_config": {
+                "num_hidden_layers": 32,
+                "hidden_size": 4096,
+                "intermediate_size": 12288,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 4,
+                "head_dim": 256,
+                "vocab_size": 248320,
+                "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8,
+                "linear_num_key_heads": 16,
+                "linear_num_value_heads": 32,
+                "linear_key_head_dim": 128,
+                "linear_value_head_dim": 128,
+            }
+        },
+        8 * 2 * 4 * 256 * 2,
+        8_953_803_264,
+    ),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": (
+        {
+            "num_hidden_layers": 48,
+            "hidden_size": 2048,
+            "intermediate_size": 5120,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "vocab_size": 151936,
+            "full_attention_interval": 4,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        },
+        12 * 2 * 2 * 256 * 2,
+        79_674_391_296,
+    ),
+    "deepseek-ai/DeepSeek-V3": (CONFIGS["deepseek-ai/DeepSeek-V3"], 61 * 576 * 2, 671_026_404_352),
+    "moonshotai/Moonlight-16B-A3B": (
+        {
+            "num_hidden_layers": 27,
+            "hidden_size": 2048,
+            "intermediate_size": 11264,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "vocab_size": 163840,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1408,
+            "first_k_dense_replace": 1,
+            "moe_layer_freq": 1,
+            "kv_lora_rank": 512,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+        },
+        27 * 576 * 2,
+        15_960_108_544,
+    ),
+    "google/gemma-3-27b-it": (
+        {
+            "text_config": {
+                "model_type": "gemma3_text",
+                "num_hidden_layers": 62,
+                "hidden_size": 5376,
+                "intermediate_size": 21504,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 16,
+                "head_dim": 128,
+                "sliding_window": 1024,
+            },
+            "tie_word_embeddings": True,
+        },
+        10 * 2 * 16 * 128 * 2,
+        27_009_346_304,
+    ),
+    "openai/gpt-oss-120b": (CONFIGS["openai/gpt-oss-120b"], 18 * 2 * 8 * 64 * 2, 116_829_156_672),
+    "Qwen/Qwen2.5-VL-72B-Instruct": (
+        {
+            "num_hidden_layers": 80,
+            "hidden_size": 8192,
+            "intermediate_size": 29568,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "vocab_size": 152064,
+            "sliding_window": 32768,
+            "use_sliding_window": False,
+        },
+        80 * 2 * 8 * 128 * 2,
+        72_706_203_648,
+    ),
+}
+"""Sizes as the published config.json has them, the bytes of a token's KV by hand from them, and the
+parameters of the text model that transformers 5.19 makes of them (on the device "meta"; without prediction
+heads, which it does not make): 30.5 B, 80 B, 671 B, 16 B, 27 B, 117 B and 72.7 B on the models' cards.
+"""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_have_their_kv_and_their_parameters(name):
+    config, kv_bytes, parameters = PUBLISHED[name]
+    sizes = sizes_of(config)
+    assert sizes.kv_bytes_per_token == kv_bytes
+    table = 0 if config.get("tie_word_embeddings") else sizes.vocabulary * sizes.hidden
+    assert sizes.weights + sizes.expert_weights + table == pytest.approx(parameters, rel=0.0005)
+
+
 def test_kv_is_that_of_grouped_latent_and_sliding_attention():
     assert sizes_of(DENSE).kv_bytes_per_token == 64 * 2 * 8 * 128 * 2
     latent = sizes_of(CONFIGS["deepseek-ai/DeepSeek-V3"])

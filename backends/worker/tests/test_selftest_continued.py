@@ -8,7 +8,7 @@ from seer_core.model import InstanceInfo
 pytest.importorskip("torch")
 
 from seer_worker.process.adapter import LogitRow
-from seer_worker.sampling.selftest import continued_otherwise
+from seer_worker.sampling.selftest import continued_apart, wrong_continuation
 from seer_worker.wire import Finished
 
 from seer_core.model.arrays import Logprobs, Tokens
@@ -50,15 +50,22 @@ class Instance:
 
 def test_a_response_that_goes_on_as_a_whole_one_is_no_news():
     instance = Instance()
-    assert continued_otherwise(instance) is None
+    assert continued_apart(instance) == 0
     assert instance.resets == 1
 
 
 def test_kv_that_is_wrong_for_the_second_chunk_is_reported_with_how_wrong_it_is():
-    assert continued_otherwise(Instance(off=-4.0)).startswith(
+    apart = continued_apart(Instance(off=-4.0))
+    assert wrong_continuation(apart).startswith(
         "a response that goes on in a second chunk has other log-probs than a whole one, by up to"
     )
 
 
+def test_numbers_that_are_only_rounded_otherwise_are_not_wrong():
+    apart = continued_apart(Instance(off=-0.01))
+    assert 0 < apart < 0.1
+    assert wrong_continuation(apart) is None
+
+
 def test_an_instance_without_room_for_the_probe_is_not_asked():
-    assert continued_otherwise(Instance(off=-4.0, capacity=32)) is None
+    assert continued_apart(Instance(off=-4.0, capacity=32)) is None

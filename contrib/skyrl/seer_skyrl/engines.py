@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from seer_host.routed_experts import routed_experts
 from seer_session import Completion, Sampling, Session
 from skyrl.backends.skyrl_train.inference_servers.base import (
     InferenceEngineInput,
@@ -43,8 +44,11 @@ class SeerEngines(InferenceEngineInterface):
     ``batch`` is the input of SkyRL's generator: it names the groups, the step, and the phase.
     """
 
-    def __init__(self, session: Session, tokenizer: Any, model_name: str = "seer") -> None:
+    def __init__(
+        self, session: Session, tokenizer: Any, model_name: str = "seer", *, replays_routing: bool = False
+    ) -> None:
         self.session = session
+        self.replays_routing = replays_routing
         self.tokenizer = tokenizer
         self.batch: GeneratorInput | None = None
         self._model_name = model_name
@@ -75,7 +79,7 @@ class SeerEngines(InferenceEngineInterface):
         if self._turns is not None and prompts is not None and sessions is not None:
             turns = zip(sessions, prompts, strict=True)
             asked = [self._turns.ask(session, prompt, sampling(how)) for session, prompt in turns]
-            return self._output(await asyncio.gather(*asked), how)
+            return self._output(await asyncio.gather(*asked), prompts, how)
         if batch is None or prompts is None or len(prompts) != len(batch["prompts"]):
             raise ConfigError("Seer rolls out batches of SkyRL's; let a SeerGenerator ask for them")
         ids = [group_id_of(batch, each) for each in batch["trajectory_ids"]]
@@ -92,7 +96,7 @@ class SeerEngines(InferenceEngineInterface):
             group["n"] += 1
         result = await asyncio.to_thread(self.session.rollout, list(groups.values()), iteration_of(batch))
         places = [each.repetition_id for each in batch["trajectory_ids"]]
-        return self._output(result.in_order(zip(ids, places, strict=True)), how)
+        return self._output(result.in_order(zip(ids, places, strict=True)), prompts, how)
 
     @asynccontextmanager
     async def turn_by_turn(self, batch: GeneratorInput) -> AsyncIterator[None]:
@@ -108,7 +112,9 @@ class SeerEngines(InferenceEngineInterface):
             if turns is not None:
                 await asyncio.to_thread(turns.forget)
 
-    def _output(self, completions: Sequence[Completion], how: Mapping[str, Any]) -> InferenceEngineOutput:
+    def _output(
+        self, completions: Sequence[Completion], prompts: Sequence[Sequence[int]], how: Mapping[str, Any]
+    ) -> InferenceEngineOutput:
         for each in completions:
             if not each.whole:
                 raise EngineError(
@@ -123,8 +129,19 @@ class SeerEngines(InferenceEngineInterface):
             stop_reasons=[each.finish_reason for each in completions],
             response_logprobs=[each.logprobs.tolist() for each in completions] if wanted else None,
             prompt_logprobs=None,
-            rollout_expert_indices=None,
+            rollout_expert_indices=self._experts(completions, prompts) if self.replays_routing else None,
         )
+
+    def _experts(self, completions: Sequence[Completion], prompts: Sequence[Sequence[int]]) -> list[Any]:
+        """Return the experts of each response, uint16 [positions, layers, experts per token]."""
+        found = [routed_experts(each, len(prompt)) for each, prompt in zip(completions, prompts, strict=True)]
+        if any(each is None for each in found):
+            raise ConfigError(
+                "generator.inference_engine.enable_return_routed_experts: Seer's engines do not answer the"
+                " experts that they take; write engine_args = { enable_return_routed_experts = true } into"
+                " [engine.sglang]"
+            )
+        return found
 
     async def load(self, directory: Path) -> None:
         """Wake the engines if they sleep, and have them load the weights in a directory."""

@@ -86,7 +86,12 @@ class SeerExp(BasePPOExp):
         """Return Seer's engines, asleep where they share devices with the trainer."""
         if self.cfg.trainer.placement.colocate_all:
             self.session.sleep()
-        return SeerEngines(self.session, self.tokenizer, self.cfg.trainer.policy.model.path)
+        return SeerEngines(
+            self.session,
+            self.tokenizer,
+            self.cfg.trainer.policy.model.path,
+            replays_routing=self.cfg.generator.inference_engine.enable_return_routed_experts,
+        )
 
     def get_generator(
         self, cfg: SeerConfig, tokenizer: Any, inference_engine_client: SeerEngines
@@ -115,11 +120,6 @@ def check(cfg: SeerConfig) -> None:
         raise ConfigError("Seer's config is not named; give seer_config=/path/to/rollout.toml")
     if generator.vision_language_generator:
         raise ConfigError("Seer rolls out text alone; leave out generator.vision_language_generator")
-    if generator.inference_engine.enable_return_routed_experts:
-        raise ConfigError(
-            "Seer's engines return no routed experts; leave out"
-            " generator.inference_engine.enable_return_routed_experts"
-        )
     if trainer.fully_async.enabled:
         raise ConfigError("Seer's rollouts are of one version of weights; leave out trainer.fully_async")
     if trainer.policy.model.lora.rank > 0:

@@ -154,7 +154,7 @@ class SkyRLGymGenerator:
         ids = self.tokenizer.apply_chat_template(
             environment.init(prompt)[0], add_generation_prompt=True, tokenize=True, return_dict=False
         )
-        found = {"prompt": ids, "mask": [], "logprobs": [], "rewards": []}
+        found = {"prompt": ids, "mask": [], "logprobs": [], "rewards": [], "experts": None}
         step = {"done": False}
         try:
             while not step["done"]:
@@ -163,6 +163,8 @@ class SkyRLGymGenerator:
                     model=None,
                 )
                 [tokens], [logprobs] = output["response_ids"], output["response_logprobs"]
+                if (experts := output["rollout_expert_indices"]) is not None:
+                    found["experts"] = experts[0]  # of the whole text so far
                 step = environment.step(output["responses"][0])
                 texts = [] if step["done"] else [each["content"] for each in step["observations"]]
                 answer = self.tokenizer.encode(" ".join(texts), add_special_tokens=False)
@@ -193,6 +195,7 @@ class SkyRLGymGenerator:
                 "loss_masks": "mask",
                 "stop_reasons": "reason",
                 "rollout_logprobs": "logprobs",
+                "rollout_expert_indices": "experts",
             }
             return {name: [each[key] for each in found] for name, key in names.items()}
         prompts = [one.init(prompt)[0] for one, prompt in zip(environments, prompts, strict=True)]
@@ -210,6 +213,7 @@ class SkyRLGymGenerator:
             "loss_masks": [[1] * len(tokens) for tokens in output["response_ids"]],
             "stop_reasons": output["stop_reasons"],
             "rollout_logprobs": output["response_logprobs"],
+            "rollout_expert_indices": output["rollout_expert_indices"],
         }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -77,6 +78,25 @@ def test_a_batch_comes_back_filled_and_scored_in_its_order(cfg, tokenizer, engin
 def test_without_log_probs_none_come_back(cfg, tokenizer, engines):
     cfg.generator.sampling_params.logprobs = None
     assert roll_out(cfg, tokenizer, engines)["rollout_logprobs"] is None
+
+
+def test_routed_experts_are_those_of_the_whole_text_if_skyrl_replays_them(loops, tokenizer, monkeypatch):
+    loops.generator.inference_engine.enable_return_routed_experts = True
+    check(loops)
+    with Session(loops.seer_config) as session:
+        engines = SeerEngines(session, tokenizer, replays_routing=True)
+        with pytest.raises(ConfigError, match="enable_return_routed_experts = true"):
+            roll_out(loops, tokenizer, engines)
+        monkeypatch.setattr(
+            "seer_skyrl.engines.routed_experts",
+            lambda completion, prompt: np.zeros((prompt + len(completion.token_ids) - 1, 2, 4), np.uint16),
+        )
+        for batched in (True, False):
+            loops.generator.batched = batched
+            output = roll_out(loops, tokenizer, engines, step=1 + batched)
+            texts = zip(output["prompt_token_ids"], output["response_ids"], strict=True)
+            for experts, (prompt, response) in zip(output["rollout_expert_indices"], texts, strict=True):
+                assert experts.shape == (len(prompt) + len(response) - 1, 2, 4)
 
 
 def test_tokens_follow_from_the_step_and_the_data_under_any_scheduler(cfg, tokenizer, engines, other_config):
@@ -268,7 +288,6 @@ def test_skyrl_s_sampling_is_the_prompts():
     [
         ("seer_config", "", "give seer_config="),
         ("generator.vision_language_generator", True, "rolls out text alone"),
-        ("generator.inference_engine.enable_return_routed_experts", True, "no routed experts"),
         ("trainer.fully_async.enabled", True, "leave out trainer.fully_async"),
         ("trainer.policy.model.lora.rank", 8, "load whole models"),
         ("trainer.export_path", "s3://somewhere", "trainer.export_path is s3://somewhere"),

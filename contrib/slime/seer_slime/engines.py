@@ -124,11 +124,6 @@ def check(args: Namespace) -> None:
             raise ConfigError(f"Seer's rollouts do not support --{option.replace('_', '-')}; leave it out")
     if router_of(args) is None:
         _check_own(args)
-    elif args.use_rollout_routing_replay:
-        raise ConfigError(
-            "--use-rollout-routing-replay needs the experts of tokens, which Seer has of its own engines"
-            " alone (--rollout-num-gpus 0); leave it out"
-        )
 
 
 def _check_own(args: Namespace) -> None:

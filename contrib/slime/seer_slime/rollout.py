@@ -243,11 +243,15 @@ def _roll_out(
     """Fill and score samples while engines go on; return the groups without a failed response, in order."""
     tokenizer = tokenizer_of(args.hf_checkpoint, trust_remote_code=True)
     named = dict(zip(names, groups, strict=True))
+    more = {}
+    if args.use_rollout_routing_replay and router_of(args) is not None:
+        more["attachments"] = {"return_routed_experts": True}
     records = [
         {
             "group_id": name,
             "prompt_token_ids": _prompt_ids(group[0], tokenizer),
             "n": len(group),
+            **more,
             **sampling,
         }
         for name, group in named.items()
@@ -261,7 +265,10 @@ def _roll_out(
             failed.add(name)
             continue
         text = tokenizer.decode(completion.token_ids, skip_special_tokens=args.rollout_skip_special_tokens)
-        _fill(named[name][index], prompts[name], completion, text, replayed=args.use_rollout_routing_replay)
+        _fill(named[name][index], prompts[name], completion, text)
+        if args.use_rollout_routing_replay:
+            experts = _experts(args, completion, len(prompts[name]))
+            named[name][index].rollout_routed_experts = experts
         scored[name, index] = _submit(_score(args, named[name][index], evaluation))
     for each in step.left:
         work = _go_on(args, named[each.group][each.place], prompts[each.group], each, sampling, evaluation)
@@ -287,30 +294,27 @@ def _prompt_ids(sample: Any, tokenizer: Any) -> list[int]:
     return ids
 
 
-def _fill(
-    sample: Any, prompt_ids: Sequence[int], completion: Completion, text: str, *, replayed: bool
-) -> None:
-    """Write a completion into slime's sample, with the experts of its tokens if they are to be replayed."""
+def _fill(sample: Any, prompt_ids: Sequence[int], completion: Completion, text: str) -> None:
+    """Write a completion into slime's sample."""
     ids = completion.token_ids.tolist()
     sample.tokens = [*prompt_ids, *ids]
     sample.response = text
     sample.response_length = len(ids)
     sample.loss_mask = [1] * len(ids)
     sample.rollout_log_probs = completion.logprobs.tolist()
-    if replayed:
-        sample.rollout_routed_experts = _experts(completion, len(prompt_ids))
     sample.weight_versions = [str(completion.weight_version)]
     cut = completion.finish_reason == "length"
     sample.status = Sample.Status.TRUNCATED if cut else Sample.Status.COMPLETED
 
 
-def _experts(completion: Completion, prompt_tokens: int) -> Any:
+def _experts(args: Namespace, completion: Completion, prompt_tokens: int) -> Any:
     """Return the experts of a response as slime has them, int32 [positions, layers, experts per token]."""
-    experts = routed_experts(completion, prompt_tokens)
+    experts = routed_experts(completion, prompt_tokens, args.moe_router_topk)
     if experts is None:
         raise ConfigError(
-            "--use-rollout-routing-replay: Seer's engines do not answer the experts that they take; write"
-            " engine_args = { enable_return_routed_experts = true } into [engine.sglang]"
+            "--use-rollout-routing-replay: the engines do not answer the experts that they take; write"
+            " engine_args = { enable_return_routed_experts = true } into [engine.sglang], or start external"
+            " servers with --enable-return-routed-experts"
         )
     return experts.astype("int32")
 
@@ -337,6 +341,10 @@ async def _go_on(
     sample.rollout_log_probs = logprobs
     sample.weight_versions = list(rest.weight_versions)
     sample.metadata = {**(sample.metadata or {}), "seer_fallback": True}
+    if args.use_rollout_routing_replay:
+        sample.rollout_routed_experts = rest.rollout_routed_experts
+        if rest.rollout_routed_experts is None:  # it had all of its tokens, and no server is asked once more
+            status = Sample.Status.ABORTED
     sample.status = status
     return sample if status == Sample.Status.ABORTED else await _score(args, sample, evaluation)
 

@@ -57,6 +57,7 @@ def args(tmp_path, config, tiny_reasoner):
         offload_rollout=False,
         partial_rollout=False,
         use_rollout_routing_replay=False,
+        moe_router_topk=2,
         custom_generate_function_path=None,
         rollout_stop=None,
         rollout_stop_token_ids=None,

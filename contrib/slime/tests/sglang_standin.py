@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import threading
 from typing import Any
 
+import numpy as np
 from aiohttp import web
 
 from tests.support.patience import PATIENCE_S
 
 VOCAB = 96
+
+
+def experts_of(tokens: list[int]) -> Any:
+    """Return the experts of all tokens but the last, int32 [positions, 3 layers, 2 experts per token]."""
+    each = np.asarray(tokens[:-1], np.int32)[:, None, None]
+    return each * 7 % 64 + np.arange(6, dtype=np.int32).reshape(3, 2)
 
 
 class StandInServers:
@@ -105,4 +113,7 @@ class StandInServers:
             "cached_tokens": 0,
             "weight_version": self.label,
         }
+        if body.get("return_routed_experts"):
+            experts = experts_of([*context, *tokens])
+            meta["routed_experts"] = base64.b64encode(experts.tobytes()).decode()
         return web.json_response({"text": "", "output_ids": tokens, "meta_info": meta})

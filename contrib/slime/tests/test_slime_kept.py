@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import sys
 from itertools import count
 from types import ModuleType, SimpleNamespace
 
 import aiohttp
+import numpy as np
 import pytest
 from seer_divided_rollout.splitter import Chunks
 from seer_host.switch import is_off
 from seer_slime import generate_rollout
 from seer_slime.engines import kept_config
-from sglang_standin import StandInServers
+from sglang_standin import StandInServers, experts_of
 from slime.rollout.base_types import call_rollout_fn
 
 from seer_core.errors import ConfigError, EngineError, SeerError
@@ -97,12 +99,16 @@ class OwnClient:
     async def generate(self, args, sample, how):
         self.samples.append(sample)
         body = {"input_ids": sample.tokens, "sampling_params": how, "rid": "own"}
+        body["return_routed_experts"] = args.use_rollout_routing_replay
         async with aiohttp.ClientSession() as session:
             answer = await (await session.post(f"{self.servers.urls[0]}/generate", json=body)).json()
         pairs = answer["meta_info"]["output_token_logprobs"]
         sample.tokens = [*sample.tokens, *(token for _, token, _ in pairs)]
         sample.rollout_log_probs = [logprob for logprob, _, _ in pairs]
         sample.weight_versions = [answer["meta_info"]["weight_version"]]
+        if args.use_rollout_routing_replay:  # as ``Sample.append_response_tokens`` reads them
+            numbers = np.frombuffer(base64.b64decode(answer["meta_info"]["routed_experts"]), np.int32)
+            sample.rollout_routed_experts = numbers.reshape(len(sample.tokens) - 1, 3, args.moe_router_topk)
         sample.status = type(sample).Status.TRUNCATED
         return sample
 
@@ -150,6 +156,23 @@ def test_where_seer_fails_slimes_own_client_goes_on_behind_the_tokens_so_far(
     after = generate_rollout(args, 1, source)  # the next rollout tries again
     assert after.metrics["rollout/seer/fallbacks"] == 0
     assert len(engines) == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_samples_have_the_experts_that_slimes_servers_took_however_they_are_divided(
+    kept, source, own_client, breaking, fails
+):
+    if fails:
+        breaking(20)
+    args = kept(4)
+    args.use_rollout_routing_replay = True
+    output = generate_rollout(args, 0, source)
+    assert (output.metrics["rollout/seer/fallbacks"] > 0) == fails
+    for group in output.samples:
+        for sample in group:
+            found = sample.rollout_routed_experts
+            assert found.dtype == np.int32
+            assert (found == experts_of(sample.tokens)).all()
 
 
 def test_no_more_responses_of_a_run_than_the_limit_are_written_without_seer(

@@ -108,7 +108,7 @@ def test_samples_have_the_experts_that_slime_replays(args, source, monkeypatch):
         roll_out(args, source)
     monkeypatch.setattr(
         "seer_slime.rollout.routed_experts",
-        lambda completion, prompt: np.zeros((prompt + len(completion.token_ids) - 1, 2, 4), np.uint16),
+        lambda completion, prompt, _: np.zeros((prompt + len(completion.token_ids) - 1, 2, 4), np.uint16),
     )
     for group in roll_out(args, source, 1).samples:
         for sample in group:

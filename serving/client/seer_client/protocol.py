@@ -6,7 +6,7 @@ import base64
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["ClientError", "Completion", "Progress", "Replies", "State", "pause_s", "refusal", "without_none"]
@@ -69,6 +69,10 @@ class Completion:
     """
     prompt_logprobs: Mapping[str, Any] | None = None
     """The same of the prompt's tokens but its first: ``logprobs``, and ``top_logprobs`` or None."""
+    attachments: Mapping[str, Any] = field(default_factory=dict)
+    """What the engine has answered besides, with the last chunk; ``routed_experts`` are those of all
+    positions, as ``seer_host.routed_experts.unpacked`` reads them.
+    """
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from seer_cli.controls import RunControls
+from seer_host.routed_experts import whole_attachments
 from seer_prometheus.metrics import Metrics
 from seer_session.journal import Journal
 from seer_session.runtime import Runtime
@@ -26,7 +27,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from seer_core.errors import ConfigError, EngineError, OverloadError, PromptError, SeerError, quote
-from seer_core.model import Completion, StructuredOutputs
+from seer_core.model import Completion, PromptGroup, StructuredOutputs
 from seer_core.ports.engine import Tokenizer
 from seer_core.ports.policy import Observer
 from seer_server.answers import Answer, Part, usage
@@ -69,6 +70,7 @@ from seer_server.tokens_api import TokensAnswer, parse_tokens
 from seer_server.trajectories import IDLE_S, AgentTurn
 from seer_server.turns import EndTrajectories, trajectory_in, turn_of
 from seer_server.unsupported_fields import FieldError
+from seer_server.updates import Piece
 from seer_server.watching import Watcher
 
 __all__ = ["make_app"]
@@ -426,7 +428,7 @@ class _Service:
                 each.top_logprobs,
                 each.prompt_logprobs,
                 reading if reader.parsed else None,
-                attachments=_attachments(each),
+                attachments=whole_attachments(each, len(group.prompt_token_ids)),
             )
             parts.append(part)
         used = _usage(subscription, sum(len(each.token_ids) for each in completions))
@@ -486,7 +488,7 @@ class _Service:
                 tops,
                 None if prompt is None else update.prompt_logprobs,
                 reading=reading if reader.parsed else None,
-                attachments=_attachments(update) if isinstance(update, Completion) else {},
+                attachments=_attachments(update, group_of[name]),
             )
             for event in answer.events(part):
                 yield _event(event)
@@ -552,9 +554,11 @@ def _with_headers(asked: GenerationRequest, headers: Mapping[str, str]) -> Gener
     return asked
 
 
-def _attachments(completion: Completion) -> Mapping[str, Any]:
-    """Return the fields of the server's last answer, which is about all tokens, that Seer does not have."""
-    return completion.chunks[-1].attachments if completion.chunks else {}
+def _attachments(update: Completion | Piece, group: PromptGroup) -> Mapping[str, Any]:
+    """Return the fields of the servers' answers that Seer does not have, with a response's last piece."""
+    if not isinstance(update, Completion):
+        return {}
+    return whole_attachments(update, len(group.prompt_token_ids))
 
 
 async def _collect(subscription: Subscription, found: dict[str, Completion]) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+from seer_host.routed_experts import whole_attachments
 
 from seer_core.errors import EngineError, SeerError
 from seer_core.model import Completion
@@ -91,6 +92,8 @@ def _plain(completion: Completion, encoding: Encoding) -> dict[str, Any]:
     if (prompt := completion.prompt_logprobs) is not None:
         tops = None if prompt.top_logprobs is None else list(prompt.top_logprobs)
         more["prompt_logprobs"] = {"logprobs": list(prompt.logprobs), "top_logprobs": tops}
+    if attachments := whole_attachments(completion):
+        more["attachments"] = attachments
     return {
         **more,
         "request_id": completion.request_id,

@@ -46,11 +46,6 @@ def _check_own(rollout: Any) -> None:
             f"rollout.checkpoint_engine.backend is {rollout.checkpoint_engine.backend}, and Seer's server"
             " gets its weights from the trainer's workers themselves; set it to naive"
         )
-    if rollout.enable_rollout_routing_replay:
-        raise ValueError(
-            "engines of Seer's own return no routes of experts; leave enable_rollout_routing_replay out, or"
-            " keep verl's engines: rollout.name=vllm"
-        )
     sampling = rollout.temperature, rollout.top_p, max(rollout.top_k, 0)
     if rollout.calculate_log_probs and sampling != (1.0, 1.0, 0):
         raise ValueError(

@@ -7,7 +7,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from seer_client import AsyncClient
+import numpy as np
+from numpy.typing import NDArray
+from seer_client import AsyncClient, Completion
+from seer_host.routed_experts import ROUTED_EXPERTS, unpacked
 from verl.utils import normalize_token_ids
 from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.replica import TokenOutput
@@ -55,6 +58,7 @@ class LLMClient:
         self.prompt_length: int = rollout.prompt_length
         self.response_length: int = rollout.response_length
         self.usual_agent: str = rollout.agent.default_agent_loop
+        self.replays_routing: bool = rollout.enable_rollout_routing_replay
         self._client: tuple[asyncio.AbstractEventLoop, AsyncClient] | None = None
 
     def connect(self) -> AsyncClient:
@@ -128,6 +132,7 @@ class LLMClient:
         return TokenOutput(
             token_ids=list(completion.token_ids),
             log_probs=list(completion.logprobs) if sampling_params.get("logprobs") else None,
+            routed_experts=_experts(completion, len(ids)) if self.replays_routing else None,
             stop_reason=STOPS[completion.finish_reason],
             extra_fields={"global_steps": step, "min_global_steps": step, "max_global_steps": step},
         )
@@ -147,3 +152,22 @@ class LLMClient:
                 f"Seer's rollouts do not support {unknown[0]}; leave it out of the sampling parameters"
             )
         return found
+
+
+def _experts(completion: Completion, prompt_tokens: int) -> NDArray[np.int16]:
+    """Return the experts of all tokens but the last, int16 [positions, layers, experts per token]."""
+    found = completion.attachments.get(ROUTED_EXPERTS)
+    if not isinstance(found, Mapping):
+        raise RuntimeError(
+            "enable_rollout_routing_replay: Seer's engines do not answer the experts that they take; write"
+            " engine_args = { enable_return_routed_experts = true } into [engine.sglang] of the server's"
+            " config"
+        )
+    _, experts = unpacked(found)
+    positions = prompt_tokens + len(completion.token_ids) - 1
+    if len(experts) < positions:
+        raise RuntimeError(
+            f"the response {completion.request_id} has experts of {len(experts)} positions in place of"
+            f" {positions}; a chunk was answered without them"
+        )
+    return experts[:positions].astype(np.int16)

@@ -47,17 +47,19 @@ def merged_output(
 def merged_experts(parts: Sequence[Any]) -> Any:
     """Return the experts of all tokens that ran through the model, a row for each, of arrays of chunks.
 
-    A chunk's rows begin with the prompt's.  Where one has fewer than those before it, as where it brings
-    those of its new tokens alone, they are its last ones.
+    A chunk's rows begin with the prompt's, and those of the first time stay: the tokens behind them were
+    drawn with these.  Where a chunk has fewer rows than those before it, as where it brings those of its new
+    tokens alone, they are its last ones.
     """
     found = None
     for part in parts:
         if part is None:
             continue
-        if found is None or len(part) >= len(found):
+        if found is None:
             found = part
         else:
             import numpy
 
-            found = numpy.concatenate([found, part])
+            new = part[len(found) :] if len(part) >= len(found) else part
+            found = numpy.concatenate([found, new])
     return found

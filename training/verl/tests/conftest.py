@@ -49,10 +49,10 @@ chunk_tokens = 4
 class Server:
     """``seer serve`` of a config, and the library's responses to the same prompts."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, config=CONFIG):
         self.folder = folder
         self.config = folder / "seer.toml"
-        self.config.write_text(CONFIG, "utf-8")
+        self.config.write_text(config, "utf-8")
         command = [SEER, "serve", self.config, "--port", "0"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         limit = threading.Timer(START_S, self.process.kill)

@@ -189,7 +189,6 @@ def turns_of(written):
         ("actor_rollout_ref.rollout.name=trtllm", "verl's own vllm and sglang"),
         ("actor_rollout_ref.rollout.checkpoint_engine.backend=nccl", "set it to naive"),
         ("actor_rollout_ref.rollout.temperature=0.6", "sample at 1, 1 and -1"),
-        ("actor_rollout_ref.rollout.enable_rollout_routing_replay=True", "leave enable_rollout"),
         ("actor_rollout_ref.rollout.engine_kwargs.seer.uri=a", "uri is unknown"),
         ("actor_rollout_ref.rollout.engine_kwargs.seer.url=localhost", "write one like"),
         ("actor_rollout_ref.rollout.engine_kwargs.seer.prompt_wait_s=-1", "0 or more"),

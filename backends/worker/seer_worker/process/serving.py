@@ -62,13 +62,17 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
         start = structs.replace(start, address=own_address(connection))
         adapter = make(start)
         worker = Worker(link.send, adapter, start)
+        info = worker.info
         if not getattr(adapter, "emulated", False):
             from seer_worker.sampling import selftest  # imports torch, which takes seconds
 
             selftest.check_keyed(worker)
-            if (reason := selftest.continued_otherwise(worker)) is not None:
-                link.send(Degraded("continuation", reason))
-        link.send(*worker.notes(), Ready(_placed(worker.info, start.store), worker.measured))
+            if apart := selftest.continued_apart(worker):
+                log.info("continues_otherwise", apart=apart)
+                info = structs.replace(info, exactness="reproducible")
+                if (reason := selftest.wrong_continuation(apart)) is not None:
+                    link.send(Degraded("continuation", reason))
+        link.send(*worker.notes(), Ready(_placed(info, start.store), worker.measured))
         worker.serve(link)
     except EOFError:
         return 0

@@ -26,7 +26,7 @@ from seer_worker.sampling.keyed import keyed_scores
 from seer_worker.sampling.noise import gumbel, noise_steps
 from seer_worker.wire import Failed
 
-__all__ = ["check_keyed", "continued_otherwise"]
+__all__ = ["check_keyed", "continued_apart", "wrong_continuation"]
 
 GROUP = "self-test"
 TOKENS = 6
@@ -81,11 +81,11 @@ def check_keyed(worker: Worker) -> None:
         _compare(job, outputs[job.id], rows)
 
 
-def continued_otherwise(worker: Worker) -> str | None:
-    """Return how a response differs where it goes on in a second chunk from one that is whole, if it does.
+def continued_apart(worker: Worker) -> float | None:
+    """Return how far log-probs are apart where a response goes on in a second chunk, and where it is whole.
 
-    Its prompt fills blocks of KV, which the second chunk finds.  Nothing is returned of an instance that has
-    no room for one.
+    Its prompt fills blocks of KV, which the second chunk finds; the tokens behind them are computed again.
+    None of an instance that has no room for one.
     """
     info = worker.info
     prompt = [1 + place % 3 for place in range(2 * info.block_tokens + 2)]
@@ -108,7 +108,11 @@ def continued_otherwise(worker: Worker) -> str | None:
     worker.reset_cache()
     one, other = (torch.from_numpy(logits).to(torch.float32).log_softmax(-1) for logits in found)
     probable = one.topk(min(PROBED, len(one))).indices
-    apart = float((one - other)[probable].abs().max())
+    return float((one - other)[probable].abs().max())
+
+
+def wrong_continuation(apart: float) -> str | None:
+    """Return what ``continued_apart`` says of an engine, if it says more than that numbers are rounded."""
     if apart <= CONTINUED_NEAR:
         return None
     return (
