@@ -75,7 +75,7 @@ class OutputDir:
         """Return the summary of a directory's run if that ended by itself, so that nothing is left to do."""
         try:
             summary = msgspec.json.decode((path / "summary.json").read_bytes(), type=dict[str, Any])
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         return summary if summary.get("ended") == "finished" else None
 

@@ -162,7 +162,7 @@ def read(kind: type[T], body: bytes, what: str) -> T:
     """
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:  # of ValidationError too
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"its answer to {what} is none: {error}") from error
 
 

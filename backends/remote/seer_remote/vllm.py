@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -497,7 +498,14 @@ def _lines(figures: bytes, name: bytes) -> Iterator[bytes]:
 
 
 def _values(figures: bytes, name: bytes) -> Iterator[float]:
-    return (float(line.rpartition(b" ")[2]) for line in _lines(figures, name))
+    for line in _lines(figures, name):
+        try:
+            value = float(line.rpartition(b" ")[2])
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise Malformed(f"its figure {name.decode()} is no number")
+        yield value
 
 
 def _sum(figures: bytes, name: bytes) -> float:
@@ -508,7 +516,7 @@ def _cache(figures: bytes) -> tuple[int, int, bool]:
     """Return the tokens of KV, those of a block, and whether prefixes are shared; 0 where nothing says so."""
     tokens, block, shares = 0, 1, False
     for line in _lines(figures, b"vllm:cache_config_info"):
-        labels = dict(re.findall(r'(\w+)="([^"]*)"', line.decode()))
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', line.decode("utf-8", "replace")))
         shares = labels.get("enable_prefix_caching") == "True"
         size, blocks, held = (
             labels.get(name, "") for name in ("block_size", "num_gpu_blocks", "kv_cache_size_tokens")

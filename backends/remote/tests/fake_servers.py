@@ -62,6 +62,7 @@ class FakeVllm:
         self.looks = 0
         """How often its figures have been read."""
         self.others_write = False
+        self.figure = ""
         """Whether it writes for other clients too, each time that it is asked how much it has written."""
         self.backlog = 128
         self.url = ""
@@ -149,7 +150,7 @@ class FakeVllm:
             f'vllm:num_requests_running{{engine="0"}} {len(self.running)}.0',
             'vllm:num_requests_waiting{engine="0"} 0.0',
             'vllm:kv_cache_usage_perc{engine="0"} 0.25',
-            f'vllm:generation_tokens_total{{engine="0"}} {self.written}.0',
+            f'vllm:generation_tokens_total{{engine="0"}} {self.figure or self.written}',
         ]
         if self.kv:
             held = 'block_size="16",kv_cache_size_tokens="4112",enable_prefix_caching="True"'

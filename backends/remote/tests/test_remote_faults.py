@@ -263,6 +263,21 @@ def test_a_paused_server_is_left_alone_until_its_owner_resumes_it(fake, fleet_of
     assert result.summary.instances_lost == 0
 
 
+@pytest.mark.parametrize("figure", ["many", "NaN", "+Inf"])
+def test_figures_that_are_no_numbers_cost_no_response(fake, fleet_of, figure):
+    server = fake()
+    whole = responses(asyncio.run(roll_out(fleet_of(server))))
+    fleet = fleet_of(server)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            server.figure, looks = figure, server.looks
+            await aeventually(lambda: server.looks > looks + 2)
+            return await runtime.rollout(runtime.groups(PROMPTS)).wait()
+
+    assert responses(asyncio.run(play())) == whole
+
+
 def test_servers_join_and_leave_with_their_lines_of_a_file(fake, fleet_of, tmp_path):
     one, two = fake(), fake()
     file = tmp_path / "servers"
@@ -370,6 +385,12 @@ CHANGES = {
     "no response": lambda answer, choice: answer.update(choices=[]),
     "half of it": lambda answer, choice: web.Response(
         body=b'{"request_id": "gen', content_type="application/json"
+    ),
+    "no text": lambda answer, choice: web.Response(
+        body=b'{"request_id": "\xff"}', content_type="application/json"
+    ),
+    "too deep": lambda answer, choice: web.Response(
+        body=b'{"more": ' + b"[" * 100_000, content_type="application/json"
     ),
     "an error": lambda answer, choice: web.Response(status=500, text="out of memory"),
     "too busy": lambda answer, choice: web.Response(status=503, text="later"),

@@ -95,7 +95,7 @@ def read_sizes(path: Path) -> ModelSizes:
     file = path / "config.json" if path.is_dir() else path
     try:
         config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file} is no config.json of a model: {error}") from error
     return sizes_of(config)
 

@@ -54,7 +54,7 @@ class SeerRoutes:
         body = await request.body()
         try:
             call = msgspec.json.decode(body, type=ServedCall)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return Response(f"it is no call of Seer's: {error}", 400)
         self._renew(call.driver)
         return await self._ask("seer_call", body.decode())

@@ -75,8 +75,9 @@ def test_the_token_of_the_environment_counts_too(client_of, monkeypatch):
 
 def test_what_is_no_call_and_what_fails_are_answered_with_the_reason(client_of, core):
     client = client_of()
-    answer = client.post(CALL, content='{"driver": 3}')
-    assert (answer.status_code, answer.text[:22]) == (400, "it is no call of Seer'")
+    for content in (b'{"driver": 3}', b'{"driver": "\xff"}', b'{"more": ' + b"[" * 100_000):
+        answer = client.post(CALL, content=content)
+        assert (answer.status_code, answer.text[:22]) == (400, "it is no call of Seer'")
     assert not core.asked
     answer = client.post(CALL, content=body_of("fails"))
     assert (answer.status_code, answer.text) == (400, "the core failed")

@@ -201,5 +201,5 @@ def read_job(arguments: Mapping[str, Any] | None) -> ServedJob | None:
         return None
     try:
         return msgspec.json.decode(text, type=ServedJob)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None

@@ -140,7 +140,7 @@ def _handler(dashboard: Dashboard) -> type[ViewerHandler]:
                 return self._answer(404, b"there is no such command", "text/plain")
             try:
                 said = dashboard.control(msgspec.json.decode(body, type=RunCommand))
-            except (msgspec.MsgspecError, UnicodeDecodeError, SeerError) as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, SeerError) as error:
                 return self._answer(400, str(error).encode(), "text/plain; charset=utf-8")
             self._answer(200, said.encode(), "text/plain; charset=utf-8")
 

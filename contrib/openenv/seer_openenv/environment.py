@@ -119,7 +119,7 @@ class OpenEnv(Environment):
         try:
             with urllib.request.urlopen(url, timeout=SCHEMA_S) as reply:
                 schema = msgspec.json.decode(reply.read())
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise EngineError(
                 f"there is no OpenEnv server at {quote(url)}: {printable(str(error), 200)};"
                 " start the environment's, and name its address in [plugin.openenv].url"

@@ -47,6 +47,9 @@ WAIT_S = 24 * 3600.0
 
 OK, MISSING = 200, 404
 
+NOT_ALIKE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError)
+"""Raised where answers of several servers cannot become one."""
+
 
 @runtime_checkable
 class ControlledServer(Protocol):
@@ -243,7 +246,7 @@ class ControlCalls:
     async def serves(self, name: str) -> bool:
         """Return whether the first server that answers lists a model or an adapter of this name."""
         for server in self.servers:
-            with suppress(EngineError, msgspec.DecodeError, KeyError, TypeError):
+            with suppress(EngineError, *NOT_ALIKE):
                 _, _, body = await server.call("GET", "/v1/models", None, limit_s=LOOK_S)
                 return name in [each["id"] for each in msgspec.json.decode(body)["data"]]
         return False
@@ -553,6 +556,6 @@ def _one_answer(
             return Response(body, status, {"X-Seer-Server": server.address}, kind), False
     status, kind, body = answers[0]
     if len(answers) > 1:
-        with suppress(msgspec.DecodeError, KeyError, TypeError, IndexError):  # or the first stands for all
+        with suppress(*NOT_ALIKE):  # or the first stands for all
             body = msgspec.json.encode(call.merge([msgspec.json.decode(each[2]) for each in answers]))
     return Response(body, status, media_type=kind), True

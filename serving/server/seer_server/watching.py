@@ -61,7 +61,15 @@ def lengths_of(asked: bytes, answer: bytes) -> list[tuple[str, int, int]]:
         name = blake2b(msgspec.json.encode(prompt), digest_size=6).hexdigest()
         found = answers if isinstance(answers, list) else [answers]
         return [(name, *counts) for each in found for counts in _counts(each, prompt)]
-    except (msgspec.DecodeError, KeyError, TypeError, StopIteration, AttributeError):
+    except (
+        msgspec.DecodeError,
+        ValueError,
+        RecursionError,
+        LookupError,
+        TypeError,
+        StopIteration,
+        AttributeError,
+    ):
         return []
 
 

@@ -21,7 +21,7 @@ def test_lengths_are_read_in_the_forms_of_vllm_sglang_and_openai():
     assert [each[1:] for each in lengths_of(b'{"prompt": "a"}', json.dumps(usage).encode())] == [(5, 4)] * 2
 
 
-@pytest.mark.parametrize("answer", [b"data: {}", b"{}", b'{"error": {}}', b"[1]"])
+@pytest.mark.parametrize("answer", [b"data: {}", b"{}", b'{"error": {}}', b"[1]", b'"\xff"', b"[" * 100_000])
 def test_what_is_no_answer_has_no_lengths(answer):
     assert lengths_of(b'{"prompt": "a"}', answer) == []
 
