@@ -81,7 +81,8 @@ TECHNIQUES = ("divided_rollout", "context_sched")
 NOT_STARTED = re.compile(r"^instance .[a-z]+-0. did not start: ")
 ROUNDS_OTHERWISE = (
     "vLLM computes gated delta nets on a CPU in bfloat16 alone. A prefill of tokens that are computed again"
-    " rounds otherwise than the steps that wrote them; with a pool none are."
+    " rounds otherwise than the steps that wrote them; with a pool none are, where chunks end with blocks."
+    " The instance's self-test finds it, and its exactness is `reproducible`."
 )
 MIXERS = ("Nemotron-H", "Falcon-H1")
 BATCHES = "On a CPU what vLLM computes of this family depends on the batch."

@@ -200,6 +200,7 @@ FAMILIES = {
         "Qwen3NextConfig",
         HEADS | EXPERTS | DELTA_NET | {"shared_expert_intermediate_size": 64},
         "bfloat16",
+        written={"full_attention_interval": 4},
     ),
     "Qwen3.5": Family(
         "Qwen3_5Config",

@@ -107,12 +107,17 @@ def server_args(settings: Mapping[str, Any], kv_cache_bytes: int | None) -> Serv
     if kv_cache_bytes is not None:
         args = _accepted(settings)
         config = ModelConfig.from_server_args(args)
-        if config.attention_arch != AttentionArch.MHA:
-            raise EngineError(
-                "kv_cache_bytes is for models with plain attention; set engine_args.max_total_tokens instead"
-            )
-        heads = config.get_num_kv_heads(args.tp_size) * (config.head_dim + config.v_head_dim)
-        token_bytes = config.num_hidden_layers * heads * torch.empty(0, dtype=config.dtype).itemsize
+        match config.attention_arch:
+            case AttentionArch.MHA:
+                values = config.get_num_kv_heads(args.tp_size) * (config.head_dim + config.v_head_dim)
+            case AttentionArch.MLA:
+                values = config.kv_lora_rank + config.qk_rope_head_dim
+            case _:
+                raise EngineError(
+                    "kv_cache_bytes is for models with plain or latent attention; set"
+                    " engine_args.max_total_tokens instead"
+                )
+        token_bytes = config.num_hidden_layers * values * torch.empty(0, dtype=config.dtype).itemsize
         limit["max_total_tokens"] = kv_cache_bytes // token_bytes // args.page_size * args.page_size
     return _accepted(settings, **limit)
 

@@ -25,11 +25,13 @@ def experts_of(tokens: list[int]) -> Any:
 class StandInServers:
     """A router and the servers that it lists, in a thread of their own.
 
-    ``weights`` decide tokens, ``label`` is their name; ``requests`` are those of each server.
+    ``weights`` decide tokens, ``label`` is their name; ``requests`` are those of each server, which has so
+    many ``groups`` of ranks for attention.
     """
 
     def __init__(self, count: int = 2) -> None:
         self.weights, self.label = 0, "default"
+        self.groups = 1
         self.requests: list[list[dict[str, Any]]] = [[] for _ in range(count)]
         self._held: asyncio.Event | None = None
         self._loop = asyncio.new_event_loop()
@@ -83,10 +85,14 @@ class StandInServers:
                 await self._held.wait()
             return self._generate(number, body)
 
-        info = {"version": "0.5.23", "model_path": "/no/tiny", "max_total_num_tokens": 4096}
+        async def server_info(_: web.Request) -> web.Response:
+            info = {"version": "0.5.23", "model_path": "/no/tiny", "max_total_num_tokens": 4096}
+            info |= {"enable_deterministic_inference": True, "attn_dp_size": self.groups}
+            return web.json_response(info)
+
         loads = {"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0, "token_usage": 0.1}]}
         return [
-            web.get("/server_info", answering({**info, "enable_deterministic_inference": True})),
+            web.get("/server_info", server_info),
             web.get("/v1/models", answering({"data": [{"id": "tiny", "max_model_len": 256}]})),
             web.get("/ready", answering({})),
             web.get("/v1/loads", answering(loads)),

@@ -74,6 +74,16 @@ def test_batches_run_on_slimes_own_servers_divided_and_by_the_weights_that_slime
     assert tokens(whole) == tokens(second)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_server_has_the_kv_of_all_its_groups_of_ranks_which_share_no_prompts(
+    kept, source, servers, engines, groups
+):
+    servers.groups = groups
+    generate_rollout(kept(4), 0, source)
+    for info in engines[0].session.runtime.alive.values():
+        assert (info.kv_capacity_tokens, info.shares_prompts) == (4096 * groups, groups == 1)
+
+
 def test_off_is_slimes_own_function(kept, source, monkeypatch):
     module = ModuleType("slime.rollout.sglang_rollout")
     module.generate_rollout = lambda *arguments: arguments
