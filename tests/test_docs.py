@@ -11,7 +11,7 @@ from seer_host.config_files import load_config
 from seer_session.hooks import DECLARED
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(?P=fence)[ ]*$", re.M | re.S)
 HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.M)
@@ -77,6 +77,11 @@ def test_relative_links_lead_to_what_is_there():
             if not there:
                 broken.append(f"{page.relative_to(ROOT)}: {link}")
     assert broken == []
+
+
+def test_contributors_are_sent_to_files_that_exist():
+    named = re.findall(r"`((?:[a-z_]+/){2,}[\w.]*)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_no_page_to_read_has_more_than_250_lines():
