@@ -22,7 +22,6 @@ __all__ = [
     "ChunkJob",
     "ChunkOutput",
     "ChunkPiece",
-    "ChunkReceiver",
     "Clock",
     "EngineFleet",
     "ForeignInstance",
@@ -61,8 +60,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """Whether prompts may have images, which the tokenizer places then, and whose responses are divided."""
 
 
-class ChunkReceiver(Protocol):
-    """Receives what becomes of chunks; every method returns at once and is called on the runtime's thread."""
+class InstanceSink(Protocol):
+    """Receives all that an engine reports; each method returns at once and is called on the event loop."""
 
     def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
         """Take a finished chunk."""
@@ -75,10 +74,6 @@ class ChunkReceiver(Protocol):
     def chunk_streamed(self, instance_id: str, piece: ChunkPiece) -> None:
         """Take what a running chunk whose job ``streams`` has written; not all engines send pieces."""
         ...
-
-
-class InstanceSink(ChunkReceiver, Protocol):
-    """Receives all that an engine reports, in the same way."""
 
     def reported(self, report: InstanceReported) -> None:
         """Take an instance's telemetry, which it sends from time to time while it works."""

@@ -36,7 +36,7 @@ from seer_core.ports.contracts import implemented
 from seer_core.ports.engine import ChunkEnder, ChunkOutput, ChunkPiece
 from seer_core.ports.extension import Extender, HeldResponse, MakeExtender
 from seer_core.ports.weights import WeightStore
-from seer_core.runtime.fleet import Fleet
+from seer_core.runtime.fleet import Fleet, FleetCalls
 from seer_core.runtime.observers import ObserverHub
 from seer_core.runtime.restarts import RestartsTable
 from seer_core.runtime.rollout import ControllerCalls, CoreRollout, MakeRollout
@@ -72,7 +72,16 @@ class RolloutController:
         self._max_chunk_failures = max_chunk_failures
         self._debug = debug
         self._read_text = read_text
-        self.fleet = Fleet(assembly.fleet, restarts, self, weights, strategies.drafter, assembly.kv_pool)
+        calls = FleetCalls(
+            self.chunk_finished,
+            self.chunk_failed,
+            self.chunk_streamed,
+            self.apply,
+            self.apply_guarded,
+            self.chunks_ended,
+            self.no_instances_left,
+        )
+        self.fleet = Fleet(assembly.fleet, restarts, calls, weights, strategies.drafter, assembly.kv_pool)
         self.use(strategies)
         self.rollout: CoreRollout | None = None
         self.iteration = 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
+import attrs
 import structlog
 
 from seer_core.errors import EngineError, NoPlaceError, SeerError, quote
@@ -28,7 +29,8 @@ from seer_core.ports.contracts import implemented
 from seer_core.ports.drafting import Drafter, ResponseMemory
 from seer_core.ports.engine import (
     ChangingFleet,
-    ChunkReceiver,
+    ChunkOutput,
+    ChunkPiece,
     EngineFleet,
     ForeignInstance,
     InstanceClient,
@@ -43,7 +45,7 @@ from seer_core.runtime.restarts import RestartBudget, RestartsTable
 from seer_core.runtime.weights import WeightVersions
 from seer_core.scheduling.scheduler import Slot
 
-__all__ = ["END_CHUNKS_S", "Fleet", "FleetListener"]
+__all__ = ["END_CHUNKS_S", "Fleet", "FleetCalls"]
 
 log = structlog.get_logger("seer")
 
@@ -51,30 +53,27 @@ END_CHUNKS_S = 2.0
 """How long chunks that are to end early may take: some steps, unless they wait for their first."""
 
 
-class FleetListener(ChunkReceiver, Protocol):
-    """Receives a fleet's events and its engines' chunks."""
+@attrs.frozen
+class FleetCalls:
+    """The controller, as a fleet calls it: its engines' chunks go there directly."""
 
-    def apply(self, event: Event) -> None:
-        """Take an event of a start; an error in a plug-in is raised and ends the start."""
-        ...
-
-    def apply_guarded(self, event: Event) -> None:
-        """Take an event that an instance caused; an error ends the rollout and is not raised."""
-        ...
-
-    async def chunks_ended(self, limit_s: float, instance_id: str) -> None:
-        """Wait, at most so long, until an instance's chunks that are to end early have."""
-        ...
-
-    def no_instances_left(self) -> None:
-        """End the rollout: no instance is alive, and none is being started again."""
-        ...
+    chunk_finished: Callable[[str, ChunkOutput], None]
+    chunk_failed: Callable[[str, str, str], None]
+    chunk_streamed: Callable[[str, ChunkPiece], None]
+    apply: Callable[[Event], None]
+    """Take an event of a start; an error in a plug-in is raised and ends the start."""
+    apply_guarded: Callable[[Event], None]
+    """Take an event that an instance caused; an error ends the rollout and is not raised."""
+    chunks_ended: Callable[[float, str], Awaitable[None]]
+    """Wait, at most so many seconds, until an instance's chunks that are to end early have."""
+    no_instances_left: Callable[[], None]
+    """End the rollout: no instance is alive, and none is being started again."""
 
 
 class Fleet:
     """Keeps instances alive: starts them, starts lost ones again, and gives them new weights.
 
-    It is the sink of the engines; what they report of chunks goes to the listener directly.  ``alive`` are
+    It is the sink of the engines; what they report of chunks goes to the controller directly.  ``alive`` are
     the instances that take chunks; ``failed`` holds the reasons why others stay down.  ``reports`` are the
     latest ones, and ``degradations`` all since an instance's start.  ``shares_sibling_tokens``: some
     instances draft from the tokens that siblings write on others.
@@ -84,7 +83,7 @@ class Fleet:
         self,
         engines: EngineFleet,
         restarts: RestartsTable,
-        listener: FleetListener,
+        controller: FleetCalls,
         weights: WeightStore,
         drafter: Slot[Drafter] | None = None,
         kv_pool: Slot[KVPool] | None = None,
@@ -102,10 +101,10 @@ class Fleet:
         self.reports: dict[str, InstanceReported] = {}
         self.degradations: dict[str, list[InstanceDegraded]] = {}
         self.weights = WeightVersions(weights)
-        self._listener = listener
-        self.chunk_finished = listener.chunk_finished
-        self.chunk_failed = listener.chunk_failed
-        self.chunk_streamed = listener.chunk_streamed
+        self._controller = controller
+        self.chunk_finished = controller.chunk_finished
+        self.chunk_failed = controller.chunk_failed
+        self.chunk_streamed = controller.chunk_streamed
         self._policy = restarts
         self._budget = RestartBudget(restarts)
         self._lives = 0
@@ -173,7 +172,7 @@ class Fleet:
             if isinstance(answer, BaseException):
                 raise answer
             self._admit(answer)
-            self._listener.apply(InstanceStarted(answer))
+            self._controller.apply(InstanceStarted(answer))
         if not self.alive and waiting:
             raise waiting[0][1]
         for engine, error in waiting:
@@ -205,7 +204,7 @@ class Fleet:
         names = list(self.alive)
         self.alive.clear()  # before they stop, so that none lost meanwhile is started again
         for name in (*names, *self._leaving):
-            self._listener.apply_guarded(InstanceStopped(name))
+            self._controller.apply_guarded(InstanceStopped(name))
         self._leaving.clear()
         answers = await asyncio.gather(
             *(engine.stop() for engine in self.engines.values()), return_exceptions=True
@@ -244,7 +243,7 @@ class Fleet:
         finally:
             self._adding -= 1
         self._admit(info)
-        self._listener.apply_guarded(InstanceStarted(info))
+        self._controller.apply_guarded(InstanceStarted(info))
         if (reason := self._lost_early.pop(info.id, None)) is not None:
             self.lost(info.id, reason)
         return info
@@ -264,7 +263,7 @@ class Fleet:
                 f" {max_running} is outside that"
             )
         log.info("instance_limited", instance=name, max_running=max_running, by=by)
-        self._listener.apply_guarded(InstanceLimited(name, max_running, by))
+        self._controller.apply_guarded(InstanceLimited(name, max_running, by))
 
     @staticmethod
     def _no_instance(name: str, names: Iterable[str]) -> EngineError:
@@ -419,7 +418,7 @@ class Fleet:
                 await engine.stop()
                 continue
             self._admit(info, "instance_restarted")
-            self._listener.apply_guarded(InstanceStarted(info))
+            self._controller.apply_guarded(InstanceStarted(info))
             return
         log.error(
             "instance_failed",
@@ -429,7 +428,7 @@ class Fleet:
             window_s=self._policy.window_s,
         )
         self.failed[engine.id] = reason
-        self._listener.apply_guarded(InstanceFailed(engine.id, reason))
+        self._controller.apply_guarded(InstanceFailed(engine.id, reason))
 
     async def _find_place(self, engine: InstanceClient) -> None:
         """Wait for a place, and for the others to wake if they fell asleep meanwhile."""
@@ -443,7 +442,7 @@ class Fleet:
             await self._awake.wait()
 
     def _waiting(self, name: str, missing: str) -> None:
-        self._listener.apply_guarded(InstanceWaiting(name, missing))
+        self._controller.apply_guarded(InstanceWaiting(name, missing))
 
     async def _pause(self, seconds: float) -> None:
         over = asyncio.Event()
@@ -468,7 +467,7 @@ class Fleet:
 
     def _check_instances(self) -> None:
         if not self.alive and not self._restarts:
-            self._listener.no_instances_left()
+            self._controller.no_instances_left()
 
     # Weights and caches.
 
@@ -554,7 +553,7 @@ class Fleet:
         """Keep an instance's latest telemetry and pass it on."""
         if report.instance_id in self.alive:
             self.reports[report.instance_id] = report
-            self._listener.apply_guarded(report)
+            self._controller.apply_guarded(report)
 
     def degraded(self, degradation: InstanceDegraded) -> None:
         """Log and pass on that a part of an instance has failed."""
@@ -566,7 +565,7 @@ class Fleet:
             log=degradation.log,
         )
         self.degradations.setdefault(degradation.instance_id, []).append(degradation)
-        self._listener.apply_guarded(degradation)
+        self._controller.apply_guarded(degradation)
 
     def lost(self, instance_id: str, reason: str) -> None:
         """Give a dead instance's chunks to others, and start it again in the background."""
@@ -576,7 +575,7 @@ class Fleet:
         log.error("instance_lost", instance=instance_id, reason=reason)
         del self.alive[instance_id]
         self._budget.lost(instance_id, self.clock.now())
-        self._listener.apply_guarded(InstanceLost(instance_id, reason))
+        self._controller.apply_guarded(InstanceLost(instance_id, reason))
         engine = self.engines[instance_id]
         self._begin_restart(engine, reason, planned=isinstance(engine, ForeignInstance))
 
@@ -593,15 +592,15 @@ class Fleet:
     def _leave(self, name: str, reason: str, by: str = "") -> None:
         """Give an instance no more chunks, and end those that it has."""
         self._leaving.add(name)
-        self._listener.apply_guarded(InstanceLeaving(name, reason, by))
+        self._controller.apply_guarded(InstanceLeaving(name, reason, by))
 
     async def _left(self, name: str) -> None:
         """Wait, within a limit, until the chunks of an instance that leaves have ended; others are void."""
         if name in self._leaving:
-            await self._listener.chunks_ended(END_CHUNKS_S, name)
+            await self._controller.chunks_ended(END_CHUNKS_S, name)
         if name in self._leaving:
             self._leaving.remove(name)
-            self._listener.apply_guarded(InstanceStopped(name))
+            self._controller.apply_guarded(InstanceStopped(name))
 
     def _begin_restart(self, engine: InstanceClient, reason: str, *, planned: bool = False) -> None:
         task = asyncio.ensure_future(self._restart(engine, reason, planned))
