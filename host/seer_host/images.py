@@ -132,6 +132,18 @@ class PlacedImages(dict[str, Any]):
         super().__init__({IMAGES: found})
         self.sources = {image.digest: image for image in images}
 
+    @classmethod
+    def joined(cls, before: Mapping[str, Any], after: PlacedImages, start: int = 0) -> PlacedImages:
+        """Return the images of ``before``, if it has any, and others, ``start`` tokens further on."""
+        first = list(before.placed()) if isinstance(before, PlacedImages) else []
+        placed = [*first, *((image, start + at, tokens) for image, at, tokens in after.placed())]
+        return cls([image for image, _, _ in placed], [(at, tokens) for _, at, tokens in placed])
+
+    def since(self, offset: int) -> PlacedImages:
+        """Return the images that stand from ``offset`` on."""
+        found = [each for each in self.placed() if each[1] >= offset]
+        return PlacedImages([image for image, _, _ in found], [(at, tokens) for _, at, tokens in found])
+
     def placed(self) -> Iterator[tuple[PromptImage, int, int]]:
         """Yield each image with its offset and its number of tokens, in their order."""
         for each in self[IMAGES]:

@@ -443,6 +443,8 @@ class WrittenResponse(msgspec.Struct):
     """The turns that its environment has answered, in order; tokens after them are of the next one."""
     acting: bool = False
     """Whether the next turn is whole, and its environment has not answered it."""
+    attachments: Mapping[str, Any] | None = None
+    """The further fields of its chunks from now on, if its answers brought some; None for the prompt's."""
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -493,6 +495,10 @@ class Completion(msgspec.Struct, frozen=True):
     """
     reward: float | None = None
     """The sum of the rewards that its environment gave; none where it gave none."""
+    attachments: Mapping[str, Any] = {}
+    """The further fields of its last chunks, where answers of its environment have brought some, such as the
+    images of prompt and answers; else empty.
+    """
     error: str | None = None
     """The reason, in words, why its environment or its last chunk failed, with finish reason ``error``."""
 

@@ -6,8 +6,8 @@ tokens after which the engines go on, or the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -30,6 +30,8 @@ class HeldResponse(msgspec.Struct, frozen=True):
     """Its tokens, extensions included; not to be changed."""
     turns: Sequence[TurnRecord]
     """The turns before this one, in order, each with what extended it."""
+    attachments: Mapping[str, Any] = {}
+    """The further fields that its chunks have had so far."""
 
     @property
     def turn_start(self) -> int:
@@ -44,8 +46,18 @@ class HeldResponses(Protocol):
         """Return one as it is."""
         ...
 
-    def extend(self, request_id: str, token_ids: Sequence[int], reward: float | None, done: bool) -> None:
-        """Append tokens, as far as the response has room, and let the engines go on unless it is ``done``."""
+    def extend(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        reward: float | None,
+        done: bool,
+        attachments: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append tokens, as far as the response has room, and let the engines go on unless it is ``done``.
+
+        Its chunks have ``attachments`` from now on, and without any those that they have had so far.
+        """
         ...
 
     def extension_failed(self, request_id: str, reason: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from secrets import token_hex
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import structlog
@@ -285,11 +285,18 @@ class RolloutController:
         """Return a response that is held."""
         return self._transcripts.held(request_id)
 
-    def extend(self, request_id: str, token_ids: Sequence[int], reward: float | None, done: bool) -> None:
+    def extend(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        reward: float | None,
+        done: bool,
+        attachments: Mapping[str, Any] | None = None,
+    ) -> None:
         """Append tokens that no engine wrote, and go on unless the response is done."""
         with self._guard():
             now, transcripts = self.fleet.clock.now(), self._transcripts
-            event = transcripts.extend(request_id, token_ids, reward, done, now)
+            event = transcripts.extend(request_id, token_ids, reward, done, now, attachments)
             if self.rollout is not None:
                 self.rollout.extended(event)
             self.apply(event)

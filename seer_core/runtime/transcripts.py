@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, TypeVar, cast
 
@@ -64,7 +64,8 @@ class Transcript:
     An earlier process has written its first ``resumed_tokens``.  ``streamed`` holds the tokens and log-probs
     of the chunk's pieces.  ``top_logprobs``, ``streamed_tops`` and ``prompt_logprobs`` are there where the
     sampling asks for them.  ``turns`` are those that have been extended, ``turn_start`` is where the next one
-    begins.  It is held since ``held_s``.  No chunk has run the ``unread`` last tokens of the extension.
+    begins.  It is held since ``held_s``.  No chunk has run the ``unread`` last tokens of the extension, which
+    may have brought ``attachments`` for all chunks from there on.
     """
 
     siblings: Siblings
@@ -83,6 +84,7 @@ class Transcript:
     turn_start: int = 0
     held_s: float = 0.0
     unread: int = 0
+    attachments: Mapping[str, Any] | None = None
     error: str | None = None
 
     @property
@@ -196,7 +198,7 @@ class Transcripts:
                 transcript.token_ids, transcript.logprobs = response.token_ids, response.logprobs
                 transcript.chunks, transcript.resumed_tokens = response.chunks, len(response.token_ids)
                 transcript.prompt_logprobs = response.prompt_logprobs
-                transcript.turns = response.turns
+                transcript.turns, transcript.attachments = response.turns, response.attachments
                 transcript.turn_start = sum(turn.tokens + turn.answer_tokens for turn in response.turns)
                 if response.top_logprobs is not None:
                     transcript.top_logprobs = response.top_logprobs
@@ -310,7 +312,7 @@ class Transcripts:
             turns=group.turns,
             turn_start=len(siblings.prompt) + transcript.turn_start if transcript.turn_start else 0,
             trajectory=transcript.trajectory,
-            attachments=group.attachments,
+            attachments=group.attachments if transcript.attachments is None else transcript.attachments,
             whole=siblings.whole,
         )
 
@@ -434,12 +436,24 @@ class Transcripts:
         token_ids = transcript.token_ids
         if not isinstance(token_ids, Tokens):  # of a simulated engine
             token_ids = Tokens(token_ids)
+        group, attachments = transcript.siblings.group, transcript.attachments
         return HeldResponse(
-            transcript.siblings.group, transcript.index, transcript.seed, token_ids, tuple(transcript.turns)
+            group,
+            transcript.index,
+            transcript.seed,
+            token_ids,
+            tuple(transcript.turns),
+            group.attachments if attachments is None else attachments,
         )
 
     def extend(
-        self, request_id: str, token_ids: Sequence[int], reward: float | None, done: bool, now: float
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        reward: float | None,
+        done: bool,
+        now: float,
+        attachments: Mapping[str, Any] | None = None,
     ) -> EnvironmentAnswered:
         """Append what extends a request, as far as there is room, and return the event for the scheduler."""
         transcript = self._open[request_id]
@@ -458,6 +472,8 @@ class Transcripts:
         transcript.turns.append(TurnRecord(turn_tokens, len(answer), now - transcript.held_s, reward))
         transcript.turn_start = len(transcript.token_ids)
         transcript.unread = len(answer)
+        if attachments is not None:
+            transcript.attachments = attachments
         return EnvironmentAnswered(request_id, len(answer), done)
 
     def last_extension(self, request_id: str) -> tuple[int, Tokens, TurnRecord]:
@@ -571,6 +587,7 @@ class Transcripts:
             prompt_logprobs=transcript.prompt_logprobs,
             turns=turns,
             reward=sum(rewards) if rewards else None,
+            attachments=transcript.attachments or {},
             error=transcript.error if command.finish_reason == "error" else None,
         )
         instances = () if siblings.left or family else tuple(siblings.instances)

@@ -68,6 +68,10 @@ class EnvironmentAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """
     chat_template_kwargs: Mapping[str, Any] = {}
     """Variables for the template, beside the messages: those of the prompt, where it had any."""
+    images: Sequence[Any] = ()
+    """The images at the places of the answer, in order, as ``images`` of a prompt names them: paths, data
+    URLs or bytes. The parts of messages may name images themselves.
+    """
     reward: float | None = None
     """The reward of the turn; a response's is their sum."""
     done: bool = False

@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 import msgspec
 import structlog
+from seer_host.images import PlacedImages
 from seer_host.tables import TurnsTable
 from seer_host.threads import in_thread
 
@@ -27,6 +28,7 @@ from seer_core.ports.engine import Clock, HeldClock, ModelInfo, Tokenizer
 from seer_core.ports.extension import HeldResponses
 from seer_session.contained import contain_tasks
 from seer_session.environment import AnsweredTurn, Environment, EnvironmentAnswer, ModelTurn, Trajectory
+from seer_session.images import MOST_IMAGES, ImageReader, image_parts, names_images, place_images
 from seer_session.long_texts import LONG_TEXT, characters_of, cut, end_beyond, text_of
 from seer_session.turns import answered_turns, trajectory_of, turn_of
 
@@ -63,19 +65,28 @@ class ReplyTokenizer(Protocol):
 
 
 class EncodedAnswer(msgspec.Struct, frozen=True):
-    """An environment's answer in tokens, not yet cut to the room that the response has."""
+    """An environment's answer in tokens, not yet cut to the room that the response has.
+
+    ``images`` are those of the whole response so far, if the answer has any.
+    """
 
     token_ids: list[int]
     reward: float | None
     done: bool
+    images: PlacedImages | None = None
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A turn that its environment is asked about; ``earlier`` returns the turns answered before it."""
+    """A turn that its environment is asked about; ``earlier`` returns the turns answered before it.
+
+    ``tokens`` counts those of prompt and response, and ``attachments`` are the further fields of its chunks.
+    """
 
     trajectory: Trajectory
     turn: ModelTurn
     earlier: Callable[[], Sequence[AnsweredTurn]]
+    tokens: int = 0
+    attachments: Mapping[str, Any] = {}
 
 
 @attrs.define(eq=False)
@@ -113,12 +124,14 @@ class EnvironmentCalls:
         model: ModelInfo,
         tokenizer: Tokenizer | None,
         responses: HeldResponses,
+        image_roots: Sequence[str] = (),
     ) -> None:
         self._environment = environment
         self._settings = settings
         self._clock = clock
         self._model = model
         self._tokenizer = tokenizer
+        self._image_roots = image_roots
         self._responses = responses
         self._decode = None if tokenizer is None else tokenizer.decode
         self._calls: dict[str, _Call] = {}
@@ -137,7 +150,10 @@ class EnvironmentCalls:
         """Ask about the turn that a response has just written."""
         response = self._responses.held(request_id)
         earlier = partial(answered_turns, response, self._decode)
-        self.ask(Question(trajectory_of(request_id, response), turn_of(response, self._decode), earlier))
+        turn, tokens = turn_of(response, self._decode), len(response.token_ids)
+        tokens += len(response.group.prompt_token_ids)
+        trajectory = trajectory_of(request_id, response)
+        self.ask(Question(trajectory, turn, earlier, tokens, response.attachments))
 
     def ask(self, question: Question) -> None:
         """Ask about a turn, now or once fewer are worked on; the answer is never taken at once."""
@@ -236,7 +252,8 @@ class EnvironmentCalls:
             log.warning("environment_failed", request=request_id, reason=outcome)
             self._responses.extension_failed(request_id, outcome)
         else:
-            self._responses.extend(request_id, outcome.token_ids, outcome.reward, outcome.done)
+            new = outcome.token_ids, outcome.reward, outcome.done, outcome.images
+            self._responses.extend(request_id, *new)
 
     async def _answer(self, call: _Call) -> tuple[EncodedAnswer | str, float]:
         """Return an answer, or why there is none, and its delay in seconds."""
@@ -249,10 +266,10 @@ class EnvironmentCalls:
                 if self._reset is not None:
                     await self._bounded(self._reset, trajectory, question.earlier())
             answer = await self._bounded(self._environment.step, trajectory, question.turn)
-            if _characters(answer) < LONG_TEXT:
-                return self._encoded(answer, question.turn), _delay_of(answer)
+            if _characters(answer) < LONG_TEXT and not _names_images(answer):
+                return self._encoded(answer, question), _delay_of(answer)
             async with self._encoding:
-                encoded = await in_thread(None, self._encoded, answer, question.turn, name="seer-encoding")
+                encoded = await in_thread(None, self._encoded, answer, question, name="seer-encoding")
             return encoded, _delay_of(answer)
         except BaseException as error:
             if is_ctrl_c(error) or (call.given_up and type(error) is asyncio.CancelledError):
@@ -311,17 +328,53 @@ class EnvironmentCalls:
             " ([seer.turns].timeout_s)"
         )
 
-    def _encoded(self, answer: Any, turn: ModelTurn) -> EncodedAnswer:
+    def _encoded(self, answer: Any, question: Question) -> EncodedAnswer:
         """Return an answer in tokens; raises SeerError for one that is none."""
         if not isinstance(answer, EnvironmentAnswer):
             raise PromptError(f"its environment answered {shown(answer)}, which is no EnvironmentAnswer")
         reward = None if answer.reward is None else _reward_of(answer.reward)
-        # One token beyond the room says as much as a million.
-        found = islice(self._token_ids(answer, turn), turn.left_tokens + 1)
-        token_ids = [self._token(each) for each in found]
+        most = question.turn.left_tokens + 1  # one token beyond the room says as much as a million
+        images = None
+        if _names_images(answer):
+            found, images = self._with_images(answer, question)
+        else:
+            found = self._token_ids(answer, question.turn)
+        token_ids = [self._token(each) for each in islice(found, most)]
         if not token_ids and not answer.done:
             raise PromptError("its environment answered no token, and the response is not done")
-        return EncodedAnswer(token_ids, reward, bool(answer.done))
+        return EncodedAnswer(token_ids, reward, bool(answer.done), images)
+
+    def _with_images(
+        self, answer: EnvironmentAnswer, question: Question
+    ) -> tuple[Sequence[int], PlacedImages | None]:
+        """Return the tokens of an answer with images, and all of the response's that fit whole."""
+        before, left = question.attachments, question.turn.left_tokens
+        if not self._model.takes_images:
+            raise PromptError("its environment answered images, which this engine does not take")
+        if before and not isinstance(before, PlacedImages):
+            raise PromptError("its environment answered images, and the prompt has attachments")
+        try:
+            messages, parts = image_parts(answer.messages or ())
+            if answer.messages is not None:
+                answer = msgspec.structs.replace(answer, messages=messages)
+            images = ImageReader(self._image_roots).all(parts, answer.images)
+            found = self._token_ids(answer, question.turn)
+            token_ids, new = place_images(
+                [self._token(each) for each in islice(found, self._model.max_model_tokens)],
+                images,
+                self._tokenizer,
+            )
+        except PromptError as error:
+            raise PromptError(f"its environment's answer: {error}") from error
+        fitting = [(image, at, tokens) for image, at, tokens in new.placed() if at + tokens <= left]
+        new = PlacedImages([image for image, _, _ in fitting], [(at, tokens) for _, at, tokens in fitting])
+        placed = PlacedImages.joined(before, new, question.tokens)
+        if len(placed.digests) > MOST_IMAGES:
+            raise PromptError(
+                f"with its environment's answer the response has {len(placed.digests):,} images; it may have"
+                f" {MOST_IMAGES}"
+            )
+        return token_ids, placed if fitting else None
 
     def _token(self, value: Any) -> int:
         """Return a token of an answer, also of numpy's type; raises PromptError for what is none."""
@@ -369,6 +422,13 @@ def _cancel_work(call: _Call) -> None:
     call.given_up = True
     if call.work is not None:
         call.work.cancel()
+
+
+def _names_images(answer: Any) -> bool:
+    """Return whether an answer has images."""
+    return isinstance(answer, EnvironmentAnswer) and names_images(
+        {"messages": answer.messages, "images": answer.images}
+    )
 
 
 def _characters(answer: Any) -> int:

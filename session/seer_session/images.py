@@ -214,7 +214,7 @@ def place_images(
     """Return a prompt's tokens with as many for each image as the model needs, and the attachments.
 
     Raises:
-        PromptError: the prompt has not as many places for images, or the model takes none of such a size.
+        PromptError: there are not as many places for images, or the model takes none of such a size.
     """
     place = implemented(tokenizer, "place_images")
     if place is None:

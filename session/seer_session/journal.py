@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from seer_host.images import PlacedImages
+
 from seer_core.model import ChunkRecord, PromptGroup, TurnRecord, WrittenResponse
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 
@@ -55,10 +57,19 @@ class Journal(Protocol):
         """
         ...
 
-    def answered(self, request_id: str, start: int, token_ids: Tokens, turn: TurnRecord, done: bool) -> None:
+    def answered(
+        self,
+        request_id: str,
+        start: int,
+        token_ids: Tokens,
+        turn: TurnRecord,
+        done: bool,
+        images: PlacedImages | None = None,
+    ) -> None:
         """Keep what a response's environment answered, whose tokens from ``start`` on these are.
 
-        ``turn`` is the turn with this answer; ``done``: the response is over with it.
+        ``turn`` is the turn with this answer; ``done``: the response is over with it.  ``images`` are those
+        of the answer; their places count from the prompt's first token.
         """
         ...
 

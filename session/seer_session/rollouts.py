@@ -154,7 +154,10 @@ class Rollout(CoreRollout):
         """Give what extends a response to the journal."""
         if self.journal is not None:
             start, token_ids, turn = self._transcripts.last_extension(event.request_id)
-            self.journal.answered(event.request_id, start, token_ids, turn, event.done)
+            response, images = self._transcripts.held(event.request_id), None
+            if isinstance(response.attachments, PlacedImages):
+                images = response.attachments.since(start + len(response.group.prompt_token_ids))
+            self.journal.answered(event.request_id, start, token_ids, turn, event.done, images)
 
     def take(self, closed: ClosedRequest) -> None:
         """Count a completion, keep it, and pass it on to the user."""

@@ -255,7 +255,13 @@ class Runtime(Driver):
         if environment is None:
             return None
         return partial(
-            EnvironmentCalls, environment, self.settings.turns, self.clock, self.model, self.tokenizer
+            EnvironmentCalls,
+            environment,
+            self.settings.turns,
+            self.clock,
+            self.model,
+            self.tokenizer,
+            image_roots=self.defaults.image_roots,
         )
 
 

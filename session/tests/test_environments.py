@@ -48,8 +48,8 @@ class Outcomes:
         self.answers, self.failures, self.order = {}, {}, []
         self._happened = asyncio.Event()
 
-    def extend(self, request_id, token_ids, reward, done):
-        self.answers[request_id] = EncodedAnswer(token_ids, reward, done)
+    def extend(self, request_id, token_ids, reward, done, images=None):
+        self.answers[request_id] = EncodedAnswer(token_ids, reward, done, images)
         self._note(request_id)
 
     def extension_failed(self, request_id, reason):

@@ -1,5 +1,6 @@
 """Prompts with images: what names them, where they may be, and what becomes of their places."""
 
+import asyncio
 import base64
 import io
 import json
@@ -9,13 +10,18 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image
 from seer_host.config_files import RolloutTable
-from seer_host.images import IMAGE_PART
+from seer_host.images import IMAGE_PART, PlacedImages, PromptImage
+from seer_host.tables import TurnsTable
+from seer_session.environment import EnvironmentAnswer, ModelTurn, Trajectory
+from seer_session.environment_calls import EnvironmentCalls, Question
 from seer_session.group_checks import problem_of, undivided_attachments
 from seer_session.images import ImageReader
 from seer_session.prompts import make_groups, read_prompts
 
 from seer_core.errors import PromptError
+from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo
+from tests.support.eventually import PATIENCE_S
 
 DEFAULTS = RolloutTable(n=2, max_tokens=8)
 SEEING = ModelInfo(1000, 200, takes_images=True)
@@ -37,6 +43,11 @@ class Seeing:
 
     def encode(self, text):
         return [PLACE if letter == "#" else ord(letter) for letter in text]
+
+    encode_part = encode
+
+    def decode(self, token_ids):
+        return "".join(map(chr, token_ids))
 
     def encode_chat(self, messages, template_kwargs=None):
         ids = []
@@ -227,3 +238,73 @@ def test_images_are_refused_where_the_engine_takes_none(record):
     assert problem_of(group, SEEING) is None
     assert undivided_attachments(group.attachments, SEEING) == []
     assert problem_of(group, ModelInfo(1000, 200, divided_attachments=())) == fact
+
+
+def answered(answer, question, model=SEEING, roots=()):
+    """Return what becomes of an environment's answer, or why it is refused."""
+
+    class Showing:
+        async def step(self, trajectory, turn):
+            return answer
+
+    class Outcome:
+        def extend(self, *extension):
+            found.set_result(extension)
+
+        def extension_failed(self, request_id, reason):
+            found.set_result(reason)
+
+    async def asked():
+        calls = EnvironmentCalls(
+            Showing(), TurnsTable(), RealClock(), model, Seeing(), Outcome(), image_roots=roots
+        )
+        calls.ask(question)
+        return await asyncio.wait_for(found, PATIENCE_S)
+
+    with asyncio.Runner() as runner:
+        found = runner.get_loop().create_future()
+        return runner.run(asked())
+
+
+def asked(left=100, attachments={}):  # noqa: B006, never changed
+    trajectory = Trajectory("g/0", "g", 0, 7, (1, 2, 3), {}, {})
+    return Question(trajectory, ModelTurn(0, [5, 6], "ab", None, left), tuple, 5, attachments)
+
+
+def test_an_answer_with_images_has_their_tokens_and_the_response_those_before_and_after(tmp_path):
+    before = PlacedImages([PromptImage.of(picture("blue"))], [(1, 2)])
+    (tmp_path / "a.png").write_bytes(picture())
+    ways = [
+        EnvironmentAnswer(token_ids=[97, PLACE, 98], images=[picture()]),
+        EnvironmentAnswer(text="a#b", images=[tmp_path / "a.png"]),
+        EnvironmentAnswer(text="a#b", images=[url(picture())]),
+    ]
+    for answer in ways:
+        name, token_ids, _, done, images = answered(answer, asked(attachments=before), roots=[str(tmp_path)])
+        assert (name, token_ids, done) == ("g/0", [97, *[PLACE] * 4, 98], False)
+        assert [(at, length) for _, at, length in images.placed()] == [(1, 2), (6, 4)]
+        assert images.digests == [before.digests[0], PromptImage.of(picture()).digest]
+    _, token_ids, _, _, images = answered(ways[0], asked(left=4))
+    assert len(token_ids) == 5  # one more than there is room for, and so no whole image
+    assert images is None
+    _, token_ids, _, _, images = answered(EnvironmentAnswer(text="ab"), asked(attachments=before))
+    assert (token_ids, images) == ([97, 98], None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "fact"),
+    [
+        (EnvironmentAnswer(text="a", images=[picture()]), "its environment's answer: not as many places"),
+        (EnvironmentAnswer(text="#", images=["a.png"]), "answer: image 0: the image 'a.png' is a path"),
+        (EnvironmentAnswer(text="#", images=[b"x"]), "its environment's answer: image 0: it is no image"),
+        (EnvironmentAnswer(text="#" * 300, images=[picture()] * 300), "has 300 images; it may have 256"),
+    ],
+)
+def test_an_answer_whose_images_cannot_be_taken_ends_its_response_by_an_error(answer, fact):
+    assert fact in answered(answer, asked(left=2000))
+
+
+def test_answers_with_images_are_refused_where_none_are_taken():
+    answer = EnvironmentAnswer(text="#", images=[picture()])
+    assert "which this engine does not take" in answered(answer, asked(), ModelInfo(1000, 200))
+    assert "the prompt has attachments" in answered(answer, asked(attachments={"a": 1}))

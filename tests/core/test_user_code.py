@@ -202,7 +202,7 @@ class Outcomes:
         self.at_s = {}
         self.settled = asyncio.Event()
 
-    def extend(self, request_id, token_ids, reward, done):
+    def extend(self, request_id, token_ids, reward, done, images=None):
         self.answers[request_id] = EncodedAnswer(token_ids, reward, done)
         self._settled(request_id)
 

@@ -69,7 +69,9 @@ class _Listener:
     def __init__(self) -> None:
         self.found: asyncio.Future[EncodedAnswer | str] = asyncio.get_running_loop().create_future()
 
-    def extend(self, request_id: str, token_ids: list[int], reward: float | None, done: bool) -> None:
+    def extend(
+        self, request_id: str, token_ids: list[int], reward: float | None, done: bool, images: object = None
+    ) -> None:
         self.found.set_result(EncodedAnswer(token_ids, reward, done))
 
     def extension_failed(self, request_id: str, reason: str) -> None:

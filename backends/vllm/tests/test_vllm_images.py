@@ -19,7 +19,9 @@ skip_without("vllm")
 skip_without("PIL")
 
 from seer_host.images import PlacedImages, PromptImage  # noqa: E402
+from seer_journal import DiskJournal  # noqa: E402
 from seer_session.assembly import fill_slots  # noqa: E402
+from seer_session.environment import EnvironmentAnswer  # noqa: E402
 
 from backends.tests.mover import Mover  # noqa: E402
 from bench.models import BlockEnds, FamilyRun, picture  # noqa: E402
@@ -70,6 +72,24 @@ def alone(run, groups, image_token):
     return json.loads(answer.stdout.splitlines()[-1])
 
 
+class Showing:
+    """Answers the first turns with an image each, and text, and ends the response with the third."""
+
+    async def step(self, trajectory, turn):
+        if turn.number == 2:
+            return EnvironmentAnswer(done=True)
+        image = {"type": "image", "image": picture(10 * trajectory.index + turn.number, 80, 60)}
+        content = [{"type": "text", "text": "1 + 1"}, image, {"type": "text", "text": "2"}]
+        return EnvironmentAnswer(messages=[{"role": "user", "content": content}])
+
+
+def turned(run):
+    """Return prompts with images and without any, whose responses have turns."""
+    records = [run.pictured()[1], run.records()[3]]
+    changes = {"stop_token_ids": list(range(3, 96, 6)), "max_tokens": 240}
+    return [each | changes | {"group_id": f"turned-{number}"} for number, each in enumerate(records)]
+
+
 def moving(run, runtime, plugins, acts=()):
     """Return strategies that move every chunk to another instance, and do harm on the way."""
     strategies = fill_slots(run.config("local", plugins, run.models[0]))
@@ -79,18 +99,26 @@ def moving(run, runtime, plugins, acts=()):
     return attrs.evolve(strategies, policies=policies, drafter=runtime.drafter)
 
 
+def in_turns(result):
+    return sorted(
+        (each for each in result.completions if each.group_id.startswith("turned")),
+        key=lambda each: each.request_id,
+    )
+
+
 def tokens_of(result):
     return {each.request_id: list(each.token_ids) for each in result.completions}
 
 
-def test_images_move_are_drafted_and_survive_a_kill_with_the_tokens_of_vllm_alone(tmp_path):
+def test_images_move_turn_are_drafted_and_survive_a_kill_with_the_tokens_of_vllm_alone(tmp_path):
     run = FamilyRun("vllm", "Qwen2-VL", tmp_path, ())
     run.block_tokens = 32
 
     async def respond():
         async with run.started("local", PLUGINS) as runtime:
-            groups = runtime.groups(run.pictured(), iteration=0)
-            whole = await runtime.rollout(groups).wait()
+            groups = runtime.groups([*run.pictured(), *turned(run)], iteration=0)
+            with DiskJournal(tmp_path / "journal") as journal:
+                whole = await runtime.rollout(groups, journal=journal, environment=Showing()).wait()
             await runtime.reset_caches()
 
             def kill():
@@ -98,16 +126,26 @@ def test_images_move_are_drafted_and_survive_a_kill_with_the_tokens_of_vllm_alon
                 return True
 
             await runtime.use(moving(run, runtime, PLUGINS, [(28, kill)]))
-            moved = await runtime.rollout(groups).wait()
+            moved = await runtime.rollout(groups, environment=Showing()).wait()
+            [file] = (tmp_path / "journal").iterdir()
+            os.truncate(file, file.stat().st_size * 2 // 3)
+            with DiskJournal(tmp_path / "journal") as journal:
+                resumed = await runtime.rollout(groups, journal=journal, environment=Showing()).wait()
             [wrong] = runtime.groups(run.pictured()[:1], iteration=1)
-            return groups, whole, moved, await refusals(runtime, wrong, tmp_path)
+            return groups, whole, moved, resumed, await refusals(runtime, wrong, tmp_path)
 
-    groups, whole, moved, (other_length, changed) = asyncio.run(asyncio.wait_for(respond(), BOUND_S))
+    groups, whole, moved, resumed, (other_length, changed) = asyncio.run(asyncio.wait_for(respond(), BOUND_S))
     assert moved.summary.instances_lost == 1
     assert moved.summary.migrations > 10
     assert moved.summary.pool_tokens > 0
     assert moved.summary.accepted_tokens > 0
     assert tokens_of(moved) == tokens_of(whole)
+    assert 0 < resumed.summary.resumed_tokens < sum(map(len, tokens_of(whole).values()))
+    assert tokens_of(resumed) == tokens_of(whole)
+    for one, other in zip(*map(in_turns, (whole, moved)), strict=True):
+        assert len(one.turns) == len(other.turns) == 3
+        assert one.attachments == other.attachments
+        assert len(one.attachments["images"]) == 2 + (2 if one.group_id == "turned-0" else 0)
     assert "vLLM makes 6 tokens of an image for which the prompt has 5" in other_length
     assert "has changed since the prompt was read" in changed
     greedy = [group for group in groups if not group.sampling.temperature]

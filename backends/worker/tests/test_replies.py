@@ -13,6 +13,7 @@ import pytest
 from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from seer_host.images import IMAGE_PART
 from seer_worker.chat.messages import prepare, texts_of
 from seer_worker.chat.replies import reply_text
 from seer_worker.tokenizer.generation_tag import Generation
@@ -334,3 +335,18 @@ def test_messages_are_read_as_prompts_are():
     for none in ("hello", [4], [{"role": "user"}]):
         with pytest.raises(PromptError):
             text_with("m.content", none)
+
+
+SHOWS = "{% for message in messages %}{% for part in message['content'] %}{% endfor %}{% endfor %}"
+
+
+def test_an_image_of_a_message_leaves_its_place_where_the_template_puts_it():
+    def render(chat, prompted):
+        parts = [part for each in prepare(chat, SHOWS) for part in each["content"]]
+        return "".join(part.get("text", "<image>") for part in parts) + (">" if prompted else "")
+
+    content = [{"type": "text", "text": "see"}, IMAGE_PART, IMAGE_PART, {"type": "text", "text": "both"}]
+    assert reply_text([{"role": "user", "content": content}], render) == "see<image><image>both>"
+    assert reply_text([{"role": "user", "content": [IMAGE_PART]}], render) == "<image>>"
+    with pytest.raises(PromptError, match="message 0, of role 'tool', has an image, which this chat"):
+        reply_text([{"role": "tool", "content": [IMAGE_PART]}], render)

@@ -18,13 +18,24 @@ from typing import Literal
 
 import msgspec
 import structlog
+from seer_host.images import PlacedImages
 from seer_host.line_files import claim
 
 from seer_core.errors import InputError, OutputError, quote
 from seer_core.model import ChunkRecord, PromptGroup, TurnRecord, WrittenResponse
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_journal.reader import read
-from seer_journal.records import FORMAT, Aborted, Answered, Begun, Opened, Record, WrittenChunk, difference
+from seer_journal.records import (
+    FORMAT,
+    Aborted,
+    Answered,
+    AnsweredImage,
+    Begun,
+    Opened,
+    Record,
+    WrittenChunk,
+    difference,
+)
 from seer_journal.writer import SUFFIX, RecordWriter
 
 __all__ = ["DiskJournal", "Safety"]
@@ -155,7 +166,12 @@ class DiskJournal:
         if not self._replace:
             for record in records:
                 self._require_same(record)
-        return [self._begin(record) for record in records]
+        found = [self._begin(record) for record in records]
+        for group, responses in zip(groups, found, strict=True):
+            for response in responses:
+                if isinstance(response.attachments, PlacedImages):
+                    response.attachments = PlacedImages.joined(group.attachments, response.attachments)
+        return found
 
     def _require_same(self, record: Begun) -> None:
         """Raise InputError if the journal has another group of this id."""
@@ -197,9 +213,18 @@ class DiskJournal:
         others = top_logprobs, prompt_logprobs
         self._put(WrittenChunk(request_id, start, token_ids, logprobs, stopped, account, *others))
 
-    def answered(self, request_id: str, start: int, token_ids: Tokens, turn: TurnRecord, done: bool) -> None:
+    def answered(
+        self,
+        request_id: str,
+        start: int,
+        token_ids: Tokens,
+        turn: TurnRecord,
+        done: bool,
+        images: PlacedImages | None = None,
+    ) -> None:
         """As ``seer_session.journal.Journal.answered``."""
-        self._put(Answered(request_id, start, token_ids, msgspec.structs.astuple(turn), done))
+        seen = () if images is None else AnsweredImage.all_of(images)
+        self._put(Answered(request_id, start, token_ids, msgspec.structs.astuple(turn), done, seen))
 
     def aborted(self, request_id: str) -> None:
         """As ``seer_session.journal.Journal.aborted``."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
+from seer_host.images import PlacedImages
 
 from seer_core.errors import InputError, quote
 from seer_core.model import ChunkRecord, TurnRecord, WrittenResponse
@@ -127,6 +130,11 @@ class Contents:
             return
         response.acting = False
         response.turns.append(turn)
+        if answer.images:
+            places = [(each.offset, each.length) for each in answer.images]
+            images = PlacedImages([each.image for each in answer.images], places)
+            response.attachments = PlacedImages.joined(response.attachments or {}, images)
+            self.kept_pairs += _pairs_of(images)
         response.token_ids.extend(answer.token_ids)
         response.logprobs.extend([0.0] * count)
         self.kept_pairs += count
@@ -141,10 +149,19 @@ class Contents:
             response.finish_reason = "length"
 
 
+def _pairs_of(attachments: Mapping[str, Any] | None) -> int:
+    """Return as how many tokens with log-probs the bytes of images count."""
+    if not isinstance(attachments, PlacedImages):
+        return 0
+    return sum(len(image.data or b"") // BYTES_PER_PAIR for image, _, _ in attachments.placed())
+
+
 def _pairs(written: WrittenChunk | WrittenResponse) -> int:
     """Return how many tokens with log-probs are kept of a response, the most probable ones included."""
     tops, prompt = written.top_logprobs, written.prompt_logprobs
     pairs = len(written.token_ids) + (0 if tops is None else len(tops.token_ids))
+    if isinstance(written, WrittenResponse):
+        pairs += _pairs_of(written.attachments)
     if prompt is not None:
         pairs += len(prompt.logprobs)
         pairs += 0 if prompt.top_logprobs is None else len(prompt.top_logprobs.token_ids)

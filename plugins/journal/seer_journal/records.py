@@ -10,9 +10,11 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from seer_host.images import PlacedImages, PromptImage
 from seer_host.json_files import UNREADABLE
 
 from seer_core.model import PromptGroup, Sampling
@@ -22,6 +24,7 @@ __all__ = [
     "FORMAT",
     "Aborted",
     "Answered",
+    "AnsweredImage",
     "Begun",
     "Damaged",
     "Opened",
@@ -167,6 +170,41 @@ class WrittenChunk(msgspec.Struct, frozen=True, array_like=True, tag="c", gc=Fal
     """The log-probs of the prompt, in its first chunk, where it asks for them."""
 
 
+class AnsweredImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An image of an answer: its tokens begin at ``offset`` from the prompt's first one."""
+
+    digest: str
+    width: int
+    height: int
+    offset: int
+    length: int
+    path: str
+    """Its file; empty where ``data`` are the file's bytes."""
+    data: bytes
+
+    @classmethod
+    def all_of(cls, images: PlacedImages) -> tuple[AnsweredImage, ...]:
+        """Return the images of an answer."""
+        return tuple(
+            cls(
+                image.digest,
+                image.width,
+                image.height,
+                offset,
+                length,
+                "" if image.path is None else str(image.path),
+                image.data or b"",
+            )
+            for image, offset, length in images.placed()
+        )
+
+    @property
+    def image(self) -> PromptImage:
+        """The image, whose file is looked at when it is needed."""
+        path = Path(self.path) if self.path else None
+        return PromptImage(self.digest, self.width, self.height, path, None if path else self.data)
+
+
 class Answered(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     """The environment of a response answered a turn."""
 
@@ -180,6 +218,8 @@ class Answered(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     """The values of a ``TurnRecord``, in order."""
     done: bool
     """Whether the response is over with it."""
+    images: tuple[AnsweredImage, ...] = ()
+    """The images of the answer."""
 
 
 class Aborted(msgspec.Struct, frozen=True, array_like=True, tag="a"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -12,11 +13,16 @@ import msgspec
 import pytest
 import seer_journal.writer
 import structlog
+from PIL import Image
+from seer_host.config_files import RolloutTable
+from seer_host.images import PlacedImages, PromptImage
 from seer_journal import DiskJournal
+from seer_session.prompts import read_prompts
 
 from seer_core.errors import InputError, OutputError
 from seer_core.model import ChunkRecord, PromptGroup, Sampling, TurnRecord
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
+from seer_core.ports.engine import ModelInfo
 from tests.support.eventually import PATIENCE_S, aeventually
 
 GROUPS = [PromptGroup("a", (1, 2, 3), 2, 6, seed=5), PromptGroup("b", (4,), 1, 4)]
@@ -456,3 +462,52 @@ def test_a_journal_of_responses_without_an_environment_is_no_other_s(tmp_path):
     fact = "its answers by an environment was True and is False now"
     with DiskJournal(tmp_path / "j") as journal, pytest.raises(InputError, match=fact):
         journal.begin(plain, 0, {})
+
+
+def placed(*images):
+    """Return images with where each begins and ends."""
+    return PlacedImages([image for image, _, _ in images], [(at, count) for _, at, count in images])
+
+
+def test_images_of_answers_come_back_with_those_of_the_prompt(tmp_path):
+    prompt, shown = (PromptImage(name, 4, 4, None, name.encode()) for name in ("of-prompt", "of-answer"))
+    filed = PromptImage("of-file", 4, 4, tmp_path / "a.png")
+    group = PromptGroup("a", (1, 9, 9), 2, 12, turns=True, attachments=placed((prompt, 1, 2)))
+    directory = tmp_path / "journal"
+    with DiskJournal(directory) as journal:
+        assert journal.begin([group], 0, {}) == [[]]
+        for number in range(2):
+            chunk(journal, f"a/{number}", 0, [7], stopped=True)
+        turn = TurnRecord(1, 3, 0.5, None)
+        journal.answered("a/0", 1, Tokens([9, 9, 5]), turn, False, placed((shown, 4, 2)))
+        journal.answered("a/1", 1, Tokens([5, 5, 5]), turn, False)
+        chunk(journal, "a/0", 4, [8], stopped=True)
+        journal.answered("a/0", 5, Tokens([9, 5, 5]), turn, False, placed((filed, 8, 1)))
+    for options in ({}, {"replace": True}, {"replace": True}):
+        with DiskJournal(directory, **options) as journal:
+            [[seen, blind]] = journal.begin([group], 0, {})
+        assert blind.attachments is None
+        assert list(seen.attachments.placed()) == [(prompt, 1, 2), (shown, 4, 2), (filed, 8, 1)]
+        assert len(seen.token_ids) == 8
+
+
+def test_a_resume_with_another_image_under_the_same_path_is_refused(tmp_path):
+    def groups(colour, size=(40, 30)):
+        Image.new("RGB", size, colour).save(tmp_path / "a.png")
+        file = tmp_path / "prompts.jsonl"
+        file.write_text(json.dumps({"group_id": "g", "prompt_token_ids": [7], "images": ["a.png"]}))
+        defaults, model = RolloutTable(n=2, max_tokens=8), ModelInfo(1000, 200, takes_images=True)
+        return read_prompts(file, defaults, model, Placing()).groups
+
+    class Placing:
+        def place_images(self, token_ids, sizes):
+            [(width, _)] = sizes
+            return [7] * (width // 10), [(0, width // 10)]
+
+    with DiskJournal(tmp_path / "journal") as journal:
+        journal.begin(groups("red"), 0, {})
+    for change in [("blue",), ("red", (41, 30)), ("red", (50, 30))]:
+        other = groups(*change)
+        refused = pytest.raises(InputError, match=r"has another group 'g': its .*; restore it, or begin anew")
+        with DiskJournal(tmp_path / "journal") as journal, refused:
+            journal.begin(other, 0, {})

@@ -127,7 +127,8 @@ def _sample(
     """Return a sample in which the environment's tokens, if there are any, are not trained on."""
     prompt, mask = group.prompt_token_ids, bytes(completion.loss_mask) if completion.turns else None
     experts = _experts(completion, len(prompt)) if replay_routing else None
-    images = group.attachments if isinstance(group.attachments, PlacedImages) else None
+    found = completion.attachments or group.attachments  # those of answers are with those of the prompt
+    images = found if isinstance(found, PlacedImages) else None
     return Sample(prompt, completion.token_ids, completion.logprobs, advantage, mask, experts, images)
 
 

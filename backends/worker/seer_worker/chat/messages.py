@@ -91,11 +91,13 @@ def prepare(messages: Sequence[Mapping[str, Any]], template_source: str) -> list
 def texts_of(messages: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return the texts that the content of each message has: one, several in parts, or none.
 
+    The text of an image is empty.
+
     Raises:
         PromptError: as ``prepare``.
     """
     for number, each in enumerate(messages):
-        _message(number, each, "string")
+        _message(number, each, "openai")
     return [[text for text, _ in _parts(number, each)] for number, each in enumerate(messages)]
 
 
