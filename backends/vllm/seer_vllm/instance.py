@@ -402,6 +402,7 @@ class VllmAdapter(EngineAdapter):
             config.model_config.max_model_len,
             config.scheduler_config.max_num_batched_tokens,
         )
+        fingerprints = self._call("seer_fingerprint")
         return InstanceInfo(
             id=instance_id,
             kv_capacity_tokens=capacity,
@@ -413,8 +414,8 @@ class VllmAdapter(EngineAdapter):
             kv_kind=self._parts.layout,
             ends_early=True,
             metrics_address=metrics_address,
-            fingerprint=self.fingerprint(),
-            quantization=str(config.model_config.quantization or ""),
+            fingerprint=self._joined(fingerprints),
+            quantization=str(config.model_config.quantization or "") if _quantised(fingerprints) else "",
         )
 
     def _ended(self, result: RequestOutput) -> EndedChunk:
@@ -535,6 +536,11 @@ def _sampling_params(
         params.extra_args["script"] = script
         params.stop_token_ids = [] if script.end is None else [script.end]
     return params
+
+
+def _quantised(fingerprints: Sequence[str]) -> bool:
+    """Return whether a layer is quantised; vLLM takes formats of which it may quantise none of a model."""
+    return any(":" in each for each in fingerprints)
 
 
 def _width(logprobs: FlatLogprobs) -> int:

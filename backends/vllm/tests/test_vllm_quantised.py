@@ -16,6 +16,8 @@ def test_a_model_that_vllm_quantises_takes_plain_weights_and_adapters_and_is_cal
     asked, tensors = prompts(3), adapter_of(models[1], 4)
     updated, fresh = start(models[0], **settings), start(models[1], **settings)
     assert updated.info.quantization == fresh.info.quantization == "fp8_per_channel"
+    named = {"dtype": "bfloat16", "engine_args": {"quantization": "int8_per_channel_weight_only"}}
+    assert start(models[0], **named).info.quantization == ""  # vLLM leaves dense layers as they are
     update(updated, directory(models[1]))
     tokens, logprobs = scores(updated, asked, 20)
     expected = scores(fresh, asked, 20)
