@@ -72,3 +72,63 @@ def test_trl_trains_the_same_under_another_scheduler(train):
     with Session(load_config(EXAMPLE / "rollout.toml", baseline), [texts]) as session:
         assert train(session, texts, **exact)[:2] == (tokens, weights)
         assert session.result.summary.chunks < chunks
+
+
+def test_trl_shows_its_model_and_the_engines_the_same_images(tmp_path, monkeypatch):
+    import io
+
+    import torch
+    from datasets import Dataset
+    from PIL import Image
+    from seer_trl import SeerRollout
+    from transformers import AutoProcessor
+    from trl import GRPOConfig, GRPOTrainer
+
+    example = EXAMPLE.parent / "tiny_vision"
+    monkeypatch.syspath_prepend(str(example))
+    squares = importlib.import_module("squares")
+    pictures = [
+        {
+            "prompt": [{"role": "user", "content": squares.QUESTION}],
+            "image": Image.open(io.BytesIO(row["images"][0])),
+            "answer": row["metadata"]["answer"],
+        }
+        for row in squares.prompts(0, 4, 0)
+    ]
+
+    def reward(completions, answer, **_):
+        said = [each[0]["content"].rpartition("=")[2].replace(" ", "") for each in completions]
+        return [float(one == str(other)) for one, other in zip(said, answer, strict=True)]
+
+    args = GRPOConfig(
+        str(tmp_path),
+        per_device_train_batch_size=16,
+        num_generations=4,
+        max_steps=2,
+        max_completion_length=24,
+        learning_rate=1e-3,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        logging_steps=1,
+    )
+    texts, threads = Texts(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    model = str(example / "weights")
+    config = load_config(EXAMPLE / "rollout.toml", [f"engine.vllm.model={model}"])
+    with Session(config, [texts]) as session:
+        trainer = GRPOTrainer(
+            model,
+            reward,
+            args=args,
+            train_dataset=Dataset.from_list(pictures),
+            rollout_func=SeerRollout(session, args),
+            processing_class=AutoProcessor.from_pretrained(model),
+        )
+        trainer.train()
+    torch.set_num_threads(threads)
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert len(texts.found) == 32
+    assert len({log["grad_norm"] for log in logs}) == 2
+    assert max(log["sampling/sampling_logp_difference/max"] for log in logs) < 1e-4
+    assert max(log["rewards/reward/mean"] for log in logs) > 0.2

@@ -14,6 +14,7 @@ from seer_host.threads import in_thread
 from seer_session import Sampling, Session
 
 from seer_core.errors import ConfigError, EngineError, OutputError
+from seer_trl.images import one_place_each, png_of, require_no_places, require_same_prompts
 from seer_trl.tools import ToolTurns
 
 if TYPE_CHECKING:
@@ -71,9 +72,7 @@ class SeerRollout:
         self.session.wake()
         self._send_weights(trainer)
         prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
-        if images is not None:
-            raise ConfigError("Seer rolls out text alone, and these prompts have images; take them out")
-        records = self._records(prompt_ids, trainer)
+        records = self._records(prompt_ids, images, trainer)
         places = [(record["group_id"], index) for record in records for index in range(record["n"])]
         tools = None
         if trainer.tools:
@@ -94,6 +93,8 @@ class SeerRollout:
                     f"response {each.request_id} ended with {each.finish_reason!r}, and TRL cannot train"
                     f" without it; {reason}"
                 )
+        if images is not None:
+            require_no_places(completions, _image_token(trainer))
         _correct_by_logprobs(trainer, self)
         output: dict[str, list[Any]] = {
             "prompt_ids": prompt_ids,
@@ -135,8 +136,31 @@ class SeerRollout:
         self._step = trainer.state.global_step
         self._batches = 0
 
-    def _records(self, prompt_ids: Sequence[Sequence[int]], trainer: GRPOTrainer) -> list[dict[str, Any]]:
+    def _records(
+        self,
+        prompt_ids: Sequence[Sequence[int]],
+        images: Sequence[Sequence[Any] | None] | None,
+        trainer: GRPOTrainer,
+    ) -> list[dict[str, Any]]:
         """Return a record for each group: TRL repeats a prompt as often as it shall be answered."""
+        records = self._records_of_text(prompt_ids, trainer)
+        if images is None:
+            return records
+        if trainer.tools:
+            raise ConfigError(
+                "prompts with images and a trainer with tools do not go together; leave one out"
+            )
+        row = 0
+        for record in records:
+            record["prompt_token_ids"] = one_place_each(record["prompt_token_ids"], _image_token(trainer))
+            record["images"] = [png_of(image) for image in images[row] or ()]
+            row += record["n"]
+        require_same_prompts(self.session.runtime.groups(records, self._step), prompt_ids)
+        return records
+
+    def _records_of_text(
+        self, prompt_ids: Sequence[Sequence[int]], trainer: GRPOTrainer
+    ) -> list[dict[str, Any]]:
         training = trainer.model.training
         size = trainer.num_generations if training else trainer.num_generations_eval
         places = [(place // size, ids) for place, ids in enumerate(prompt_ids)]
@@ -151,6 +175,12 @@ class SeerRollout:
             }
             for number, ((_, ids), members) in enumerate(groupby(places))
         ]
+
+
+def _image_token(trainer: GRPOTrainer) -> int:
+    """Return the token that stands for a part of an image."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return int(model.config.image_token_id)
 
 
 def check(trainer: GRPOTrainer) -> None:
