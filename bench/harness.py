@@ -44,6 +44,7 @@ CASES = (
     "scheduler",
     "driver_scale",
     "image_prompts",
+    "learning",
     "adapters",
     "draft_step",
     "device_steps",

@@ -24,6 +24,7 @@ GENERATED = "<!-- `python -m bench render` writes this page. -->"
 SECTIONS = {
     "Does it pay?": ("demo", "cost_models", "unseen_drafts", "paced", "pays", "rivals", "agents"),
     "Are the tokens the same?": ("equality", "models"),
+    "What is learnt?": ("learning",),
     "What happens when something dies?": ("cluster_faults", "driver_deaths", "remote"),
     "What does it cost?": (
         "scheduler",

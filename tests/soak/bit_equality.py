@@ -21,6 +21,7 @@ from .fault_kinds import workers
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "examples" / "tiny_rl" / "train.toml"
+PICTURES = ROOT / "examples" / "tiny_vision" / "train.toml"
 TURNS = ROOT / "examples" / "tool_reasoner" / "train.toml"
 
 ARMS = {

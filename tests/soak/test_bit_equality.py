@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.installed import skip_without
 
-from .bit_equality import ARMS, TURNS, differences, train
+from .bit_equality import ARMS, PICTURES, TURNS, differences, train
 
 pytestmark = pytest.mark.engine
 skip_without("vllm", reason="vLLM is not installed: `make setup` installs it")
@@ -41,6 +41,19 @@ def test_turns_train_the_same_weights_bit_for_bit_under_any_schedule_and_after_a
     # It was no comparison of a thing with itself.
     assert sum(row["chunks"] for row in seer) > sum(row["chunks"] for row in arms["baseline"])
     assert all(row["acceptance_length"] > 1 for row in seer)
+    assert any(row["instances_lost"] for row in arms["killed"])
+    assert max(row["dlogp_mean"] for rows in arms.values() for row in rows) < 1e-6
+
+
+def test_images_train_the_same_weights_bit_for_bit_under_any_schedule_and_after_a_kill(tmp_path, soak):
+    iterations, groups = (6, 16) if soak.full else (2, 4)
+    names = list(ARMS) if soak.full else ["baseline", "killed"]  # of which the first iteration is undisturbed
+    overrides = (*soak.overrides, "engine.vllm.max_running=4")  # so that a kill finds most still to come
+    arms = {name: train(name, tmp_path, "vllm", iterations, groups, overrides, PICTURES) for name in names}
+    assert differences(arms) == []
+    assert len({row["weights_sha256"] for row in arms["killed"]}) == iterations
+    # It was no comparison of a thing with itself.
+    assert sum(row["chunks"] for row in arms["killed"]) > 2 * sum(row["chunks"] for row in arms["baseline"])
     assert any(row["instances_lost"] for row in arms["killed"])
     assert max(row["dlogp_mean"] for rows in arms.values() for row in rows) < 1e-6
 
