@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import attrs
 import msgspec
 from msgspec import structs
+from seer_paced.stepper import LocalStepper
 from seer_paced.virtual_engine import VirtualEngine
 from seer_remote.connection import Connection
 from seer_remote.dialect import ServerChunk, ServerFacts
@@ -20,6 +21,7 @@ from seer_remote.figures import ServerFigures
 from seer_remote.instance import RemoteInstance
 from seer_remote.vllm import GENERATE, Vllm
 from seer_sim.clock import VirtualClock
+from seer_vllm.instance import VllmAdapter
 from seer_worker.served import ENDS_EARLY
 
 from seer_core.model import Exactness, InstanceInfo, Sampling
@@ -45,6 +47,14 @@ class PacedServer(Connection):
         self.answers: dict[str, asyncio.Future[ChunkOutput | str]] = {}
         self.holds: dict[str, Callable[[], None]] = {}
         """Keep the clock from going on while a chunk or its answer is on its way, by the job's id."""
+
+    def end(self, job_id: str) -> None:
+        """End a chunk with the tokens that it has, as a server does that aborts a request."""
+        worker = cast("LocalStepper", self.engine._stepper)._worker
+        if job_id not in worker._jobs:
+            return
+        ended = cast("VllmAdapter", worker.adapter).stop_chunk(job_id)
+        self.engine._receive(worker._finish(attrs.evolve(ended, stopped=False)))
 
     async def post(self, path: str, body: Any = None, limit_s: float | None = 60.0) -> bytes:
         """Write a chunk."""
@@ -188,6 +198,10 @@ class PacedRemote(RemoteInstance):
         """End the engine."""
         self._sink = self.driver = None
         await self.server.engine.stop()
+
+    def end_chunk(self, job_id: str) -> None:
+        """Have the server end a chunk with what it has, as it is asked over HTTP."""
+        self.server.clock.call_at(self.server.clock.now() + LATENCY_S, lambda: self.server.end(job_id))
 
     def submit(self, job: ChunkJob) -> None:
         """Send a chunk; the clock waits until the server has it."""

@@ -23,7 +23,7 @@ from bench.remote_paced import RemoteArm, behind_http
 __all__ = ["ARMS", "LOADS", "measure_verl", "sentence", "verl_table"]
 
 OWN, SEER = "verl's own routing", "under Seer"
-ARMS = {OWN: RemoteArm("sticky"), SEER: RemoteArm("context")}
+ARMS = {OWN: RemoteArm("sticky"), SEER: RemoteArm("posterior")}
 """verl sends each response whole to the server with the fewest; Seer's are stock servers that share no KV."""
 
 LOADS: Mapping[str, Callable[[Path], Workload]] = {

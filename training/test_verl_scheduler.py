@@ -290,7 +290,7 @@ def test_a_config_with_engines_is_refused(tmp_path):
     path.write_text('[seer]\nengine = "vllm"\n', "utf-8")
     with pytest.raises(ConfigError, match="the engines are verl's"):
         config_of(KeptSettings(config=str(path)))
-    assert config_of(KeptSettings()).seer.plugins == ("divided_rollout", "context_sched")
+    assert config_of(KeptSettings()).seer.plugins == ("divided_rollout", "length_posterior")
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,12 @@ from seer_lab.workloads import Workload
 
 __all__ = ["ShadowStep", "read_watched", "shadow"]
 
-POLICY = PolicySet("seer", ("divided_rollout", "context_sched"), shares_kv=False)
+POLICY = PolicySet("seer", ("divided_rollout", "length_posterior"), shares_kv=False)
 PEAK = 1e12
 """Of simulated machines, whose constants are folded into the fitted ones."""
 BLOCK = 16
+REQUEST_S = 5e-3
+"""Taken for a request on its way to a server, and for its answer."""
 ENOUGH = 1 << 40
 """Tokens of KV where they are not given."""
 
@@ -133,6 +135,7 @@ def _simulated_s(
         "block_tokens": BLOCK,
         "max_running": limits.max_running,
         "max_model_tokens": most,
+        "request_s": REQUEST_S,
         "cost": {
             "overhead_s": costs.step_s,
             "weight_bytes": 1.0,

@@ -362,7 +362,7 @@ class EndChunk(msgspec.Struct, frozen=True, tag=True):
     """The request whose chunk ends."""
     instance_id: str
     """The instance on which it runs."""
-    reason: Literal["instance_leaves", "paused"]
+    reason: Literal["instance_leaves", "paused", "goes_on"]
     """The reason."""
 
 

@@ -13,7 +13,7 @@ required methods of its slot's Protocol, and no others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -159,6 +159,15 @@ class Placer(Strategy, Protocol):
         every strategy.  Of placers that wrap others only the outermost is asked.
         """
         return True
+
+    @optional
+    def to_end(self) -> Iterable[Request]:
+        """Return running requests whose chunks are to end now, so that they go on elsewhere or later.
+
+        Asked after each event, when nothing more is placed.  A chunk has ended once ``chunk_ended`` says so,
+        with the tokens that it has by then; an instance that cannot end chunks lets it go on.
+        """
+        return ()
 
 
 class Observer(Protocol):

@@ -12,7 +12,7 @@ need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from operator import index
 from typing import Any, Generic, Literal, TypeVar
@@ -174,6 +174,7 @@ class Scheduler:
         self._chunk_ends = self._notified["chunk_ended"]
         self.has_room: Callable[[], bool] | None = implemented(policies.placer.strategy, "has_room")
         """The placer's, if it implements that; where it answers False, no other chunk is sent."""
+        self._to_end = implemented(policies.placer.strategy, "to_end")
         self._stage: Slot[Any] = self.policies.prioritizer
         self._subject: Request | None = None
         self._handlers: dict[type, Callable[[Any, list[Command]], None]] = {
@@ -215,6 +216,8 @@ class Scheduler:
             handler(event, commands)
             if self._living and not self.paused:
                 self._dispatch(commands)
+                if self._to_end is not None:
+                    self._end_some(self._to_end(), commands)
             self._check_queue()
         except BaseException as error:
             if is_sentence(error) or is_interruption(error):
@@ -362,6 +365,15 @@ class Scheduler:
     ) -> None:
         for request in self.buffer.on_instance.get(instance_id, ()):
             commands.append(EndChunk(request.id, instance_id, reason))
+
+    def _end_some(self, requests: Iterable[Request], commands: list[Command]) -> None:
+        """End the chunks of requests that the placer would rather have elsewhere, or later."""
+        for request in requests:
+            if not isinstance(request, Request) or request.state is not RUNNING:
+                self._stage = self.policies.placer
+                raise self._attribute_error(f"ends {shown(request)}, which is no running request")
+            assert request.instance is not None
+            commands.append(EndChunk(request.id, request.instance, "goes_on"))
 
     def _pause(self, event: RolloutPaused, commands: list[Command]) -> None:
         self.paused = True

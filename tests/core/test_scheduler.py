@@ -14,6 +14,7 @@ from seer_core.model.events import (
     ChunkFinished,
     Complete,
     Dispatch,
+    EndChunk,
     GroupSpec,
     GroupsSubmitted,
     InstanceLost,
@@ -750,6 +751,28 @@ def test_a_placer_reserves_less_than_a_chunk_and_gets_back_what_it_reserved(make
     rig.finish_all()
     assert rig.scheduler.instances["a"].free_kv_tokens == 160
     assert rig.completed == {"g/0": "length"}
+
+
+def test_a_placer_ends_chunks_once_nothing_more_is_placed(make_rig):
+    class Ending(LeastLoaded):
+        ends = ()
+
+        def place(self, request, chunk_tokens, instances):
+            self.ends = [request]
+            return super().place(request, chunk_tokens, instances)
+
+        def to_end(self):
+            return self.ends
+
+    placer = Ending()
+    rig = make_rig(policies(placer=placer))
+    rig.start("a")
+    *_, dispatch, end = rig.group("g", n=2)
+    assert (dispatch.request_id, end) == ("g/1", EndChunk("g/1", "a", "goes_on"))
+    [again, _] = rig.finish("g/1", 40)
+    assert again.max_tokens == 60
+    with pytest.raises(PluginError, match=r"'mine', slot 'placer'.*ends .* is no running request"):
+        rig.finish("g/1", 60)
 
 
 @pytest.mark.parametrize("tokens", [0, 101, True, 2.0])

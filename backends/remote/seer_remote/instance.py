@@ -369,6 +369,8 @@ class RemoteInstance:
                 f"instance {self.id!r}: the server at {self.address} does not say how much KV it has; set"
                 " kv_tokens of [engine.remote], or start vLLM without --disable-log-stats"
             )
+        if level == "reproducible" and self._siblings.require == "distributed":
+            level = "distributed"  # its owner takes other tokens: responses may end a chunk at any of them
         return InstanceInfo(
             self.id,
             kv_capacity_tokens=kv,

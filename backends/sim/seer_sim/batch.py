@@ -225,11 +225,16 @@ class Batch:
         return ended
 
     def end_early(self, run: SimChunk) -> bool:
-        """End a chunk with the tokens that it has, between two steps; return whether it has one and runs."""
-        if run not in self.running or run.cohort is None:
+        """End a chunk with the tokens that it has, between two steps; return whether it has one."""
+        if run in self.running:
+            if run.cohort is None:
+                return False
+            del self.running[run]
+            self._release(run)
+        elif run in self.waiting and run.final_tokens - run.new_tokens < run.tokens:
+            self.waiting.remove(run)
+        else:
             return False
-        del self.running[run]
-        self._release(run)
         run.end_early()
         return True
 

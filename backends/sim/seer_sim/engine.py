@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -51,7 +52,9 @@ class SimEngine:
     its tokens.  With a ``SimKVPool`` a chunk whose KV is elsewhere waits until it has been brought, one
     transfer after the other, while others are computed.  ``first_steps_s`` holds when the first step of each
     request here began, and ``turn_steps_s`` of each turn that it began, by the context before the turn, where
-    an environment answers.  A list set as ``account`` gets what all steps are spent on.
+    an environment answers.  A list set as ``account`` gets what all steps are spent on.  With ``request_s``
+    it stands for a server of another program: a request or its answer takes so long on its way, and where KV
+    runs short it preempts.
     """
 
     def __init__(
@@ -67,12 +70,14 @@ class SimEngine:
         methods: Mapping[str, Drafts] = METHODS,
         start_s: float = 0.0,
         report_interval_s: float = 1.0,
+        request_s: float | None = None,
     ) -> None:
         self.id = info.id
         running = min(TYPICAL_RUNNING, info.max_running)
         self._info = msgspec.structs.replace(
             info,
-            ends_early=True,
+            ends_early=request_s is None,
+            overcommits=request_s is not None,
             step_s=cost.pass_s(running, running, running),
             kv_bytes_per_token=round(cost.kv_bytes_per_token),
             prefill_s_per_token=cost.pass_s(max_batched_tokens) / max_batched_tokens,
@@ -88,6 +93,7 @@ class SimEngine:
         self._kv_pool: SimKVPool | None = None
         self._speculation: Speculation | None = None
         self._start_s = start_s
+        self._request_s = request_s
         self._report_interval_s = report_interval_s
         self._not_before_s = 0.0
         self._lost = False
@@ -170,11 +176,23 @@ class SimEngine:
             self._fail(job, f"{generated} tokens are there of a response of {generated + left}")
         else:
             new_tokens, response_tokens = min(left, job.max_tokens), generated + left
+            if self._request_s is not None and job.may_end_early:
+                job = msgspec.structs.replace(job, may_end_early=False)
             run = self._batch.run_of(job, tokens, new_tokens, left <= job.max_tokens, response_tokens)
             self._runs[job.id] = run
-            if not self._fetch(run):
-                self._batch.push(run)
-                self._wake()
+            self._on_the_way(lambda: self._queue(run))
+
+    def _on_the_way(self, arrive: Callable[[], None]) -> None:
+        """Let something arrive, at once or after the time of a request."""
+        if self._request_s is None:
+            arrive()
+        else:
+            self._clock.call_at(self._clock.now() + self._request_s, arrive)
+
+    def _queue(self, run: SimChunk) -> None:
+        if self._runs.get(run.job.id) is run and not self._fetch(run):
+            self._batch.push(run)
+            self._wake()
 
     def abort(self, job_id: str) -> None:
         """Drop a chunk, at the end of the current step if it is running."""
@@ -189,10 +207,14 @@ class SimEngine:
 
     def end_chunk(self, job_id: str) -> None:
         """End a chunk at the end of the step under way, or of the one that gives it its first token."""
-        run = self._runs.get(job_id)
-        if run is not None:
-            self._ending.append(run)
-            self._cut()
+
+        def end() -> None:
+            run = self._runs.get(job_id)
+            if run is not None:
+                self._ending.append(run)
+                self._cut()
+
+        self._on_the_way(end)
 
     def add_sibling_tokens(self, text: SiblingTokens) -> None:
         """Do nothing: no draft of a simulated model comes from text."""
@@ -422,7 +444,11 @@ class SimEngine:
         for run in finished:
             if self._runs.pop(run.job.id, None) is run:
                 self._keep(run)
-                sink.chunk_finished(self.id, self._output(run))
+                self._on_the_way(partial(self._deliver, sink, self._output(run)))
+
+    def _deliver(self, sink: InstanceSink, output: ChunkOutput) -> None:
+        if sink is self._sink:
+            sink.chunk_finished(self.id, output)
 
     def _report(self) -> None:
         """Send telemetry as it is before anything follows from the chunks now finished."""

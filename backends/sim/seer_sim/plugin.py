@@ -33,6 +33,10 @@ class Settings(EmulatedSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     """Constants of methods of drafting that are replaced: a table by the method's name, with the keys of
     ``acceptance``.
     """
+    request_s: NotNegative | None = None
+    """The virtual time that a request, or its answer, takes on its way to instances that stand for servers of
+    other programs, which preempt where KV runs short; none for instances of Seer's own.
+    """
     start_s: NotNegative = 0.0
     """The virtual time that the start of an instance takes."""
     instances_per_node: Annotated[int, Meta(ge=0)] = 0
@@ -78,6 +82,7 @@ def make_fleet(settings: Settings) -> PlainFleet:
             methods=methods,
             start_s=settings.start_s,
             report_interval_s=settings.report_interval_s,
+            request_s=settings.request_s,
         )
         for number in range(settings.instances)
     }

@@ -22,6 +22,9 @@ SCORERS = "seer.scorers"
 SPEED = "speed"
 """The name of the placer's own scorer by speed."""
 
+CLIENTS = "other_clients"
+"""The name of the scorer by what other clients use."""
+
 Weight = Annotated[float, Meta(ge=-MOST, le=MOST)]
 
 
@@ -33,7 +36,9 @@ class Settings(Struct, frozen=True):
     """
 
     chunk_tokens: Annotated[int, Meta(ge=1)] | Annotated[str, Meta(pattern="^auto$")] = "auto"
-    """The most tokens that a chunk may generate; ``auto`` takes as few as pay by measured times."""
+    """The most tokens that a chunk may generate; ``auto`` takes as few as pay by measured times, and on
+    servers that share no KV all that a response may still have.
+    """
     stay_kv_fraction: Share = 0.25
     """A request stays on the instance that has its KV while that instance's free KV is at most this share of
     its capacity below the emptiest instance's.
@@ -56,7 +61,9 @@ class Settings(Struct, frozen=True):
 def seer_make_splitter(settings: Settings, startup: Startup) -> Chunks | AffordableChunks:
     """Cut requests into chunks."""
     tokens = settings.chunk_tokens
-    return Chunks(tokens) if isinstance(tokens, int) else AffordableChunks()
+    if isinstance(tokens, int):
+        return Chunks(tokens)
+    return AffordableChunks(whole_on_servers=_keeps_whole(settings))
 
 
 @hookimpl
@@ -68,7 +75,17 @@ def seer_make_placer(settings: Settings, startup: Startup) -> KvAware:
         settings.reserved_share,
         [(_scorer(name), weight) for name, weight in settings.scorers.items() if name != SPEED],
         settings.scorers.get(SPEED, 1.0),
+        whole_on_servers=_keeps_whole(settings),
     )
+
+
+def _keeps_whole(settings: Settings) -> bool:
+    """Return whether servers that share no KV get whole responses: nothing else was asked for.
+
+    What other clients use there is in the servers' reports.
+    """
+    weighed = {name for name, weight in settings.scorers.items() if weight}
+    return settings.chunk_tokens == "auto" and weighed <= {SPEED, CLIENTS}
 
 
 def _scorer(name: str) -> Scorer:

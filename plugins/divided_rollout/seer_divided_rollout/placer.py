@@ -13,6 +13,7 @@ from seer_core.model import InstanceStatus, Request, RequestState
 from seer_core.model.events import ChunkFinished
 from seer_core.ports.policy import Placement, Placer
 from seer_divided_rollout.pace import MeasuredPace, PaceMeter
+from seer_divided_rollout.servers import Servers, keeps_whole
 
 __all__ = ["KvAware", "Scorer", "free_kv", "move"]
 
@@ -116,6 +117,9 @@ class KvAware(Placer):
     it has still to write there saves ``PAYS`` times as much time as its KV costs.  What is measured of a slow
     instance that stands idle is forgotten in the end, so one that was slow for a while works again.
 
+    With ``whole_on_servers``, and on servers alone that share no KV, none of this counts: ``Servers`` places
+    whole responses there, and ends some.
+
     For each domain and speed a heap of keys is kept up to date lazily, so a decision costs O(log n) over n
     instances; with further scorers it costs O(n log n).
     """
@@ -127,6 +131,8 @@ class KvAware(Placer):
         reserved_share: float = RESERVED_SHARE,
         scorers: Iterable[tuple[Scorer, float]] = (),
         speed_weight: float = 1.0,
+        *,
+        whole_on_servers: bool = False,
     ) -> None:
         self.stay_kv_fraction = stay_kv_fraction
         self.growth_headroom = growth_headroom
@@ -149,14 +155,21 @@ class KvAware(Placer):
         self._now = 0.0
         self._sent: Request | None = None
         """The request that was placed last, if its chunk is to be measured."""
+        self._keeps_whole = whole_on_servers
+        self._servers: Servers | None = None
+        """The instances, where responses stay whole on all of them."""
 
     def tick(self, now: float) -> None:
         """Take the time, by which chunks are measured."""
         self._now = now
+        if self._servers is not None:
+            self._servers.tick(now)
 
     def instance_changed(self, instance: InstanceStatus) -> None:
         """Take in an instance's new load; one without a free slot is out of the running."""
         ranked = self._instances.get(instance.seq) or self._admit(instance)
+        if self._servers is not None:
+            self._servers.changed(instance)
         if (sent := self._sent) is not None:
             self._sent = None
             if sent.instance == instance.id and sent.state is RequestState.RUNNING:
@@ -187,9 +200,12 @@ class KvAware(Placer):
         self._meter.lose(ranked.pace)
         self._by_id.pop(instance.id, None)
         self._leave_heap(ranked)
+        self._note_servers()
 
     def chunk_ended(self, request: Request, instance: InstanceStatus, finished: ChunkFinished | None) -> None:
         """Measure the instance's pace by a chunk, if it is one of those."""
+        if self._servers is not None:
+            self._servers.ended(request, instance, finished)
         if request in self._timed:
             self._meter.end(instance, request, self._now, finished)
             self.pace_changed(instance)
@@ -221,6 +237,8 @@ class KvAware(Placer):
         one where siblings run, for the request is ``new`` or its own is ``lost``, ``full``, or ``slow``, or
         has so much less free that they are too far ``apart``.  With one instance the reason is ``only``.
         """
+        if self._servers is not None:
+            return self._servers.place(request)
         home = self._by_id.get(request.instance)
         if self._uneven and request.instance is None:
             self._forget_idle()
@@ -244,6 +262,10 @@ class KvAware(Placer):
         if _reserves_part(best) and self.reserved_share != 1:
             reserved = ceil(self.reserved_share * chunk_tokens)
         return Placement(best, "only" if len(self._instances) == 1 else why, reserved)
+
+    def to_end(self) -> Iterable[Request]:
+        """Return those that are to end on servers where responses stay whole."""
+        return () if self._servers is None else self._servers.to_end()
 
     def _footprint(self, instance: InstanceStatus, request: Request, chunk_tokens: int) -> int:
         """Return the KV tokens that such a chunk adds to what is reserved there."""
@@ -384,7 +406,18 @@ class KvAware(Placer):
         self._by_id[instance.id] = instance
         ranked = self._instances[instance.seq] = RankedInstance(instance, [])
         self._join_heap(ranked)
+        self._note_servers()
         return ranked
+
+    def _note_servers(self) -> None:
+        """Let responses stay whole while all instances are servers where that is better."""
+        instances = [ranked.instance for ranked in self._instances.values()]
+        if not (self._keeps_whole and instances and all(keeps_whole(each.info) for each in instances)):
+            self._servers = None
+            return
+        if self._servers is None:
+            self._servers = Servers(self._now)
+        self._servers.follow(instances)
 
     def _join_heap(self, ranked: RankedInstance) -> None:
         """Put an instance into the heap of its domain and its speed, where its key comes next."""

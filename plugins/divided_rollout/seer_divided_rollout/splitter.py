@@ -8,6 +8,7 @@ from statistics import fmean
 from seer_core.errors import ConfigError
 from seer_core.model import InstanceInfo, InstanceStatus, Request
 from seer_core.ports.policy import Splitter
+from seer_divided_rollout.servers import keeps_whole
 
 __all__ = ["AffordableChunks", "Chunks"]
 
@@ -69,14 +70,19 @@ class AffordableChunks(Splitter):
     The next chunk of a response may be late, as on a server behind HTTP.  Its KV waits meanwhile, and so do
     as many tokens as steps pass: ``MOST_GAPS`` of the chunk's at most.  That counts where a move is cheap.
     Elsewhere room stays free for each chunk to grow by others of its length, which costs more than gaps.
+
+    With ``whole_on_servers``, and on servers alone that share no KV, a chunk has all that a response may
+    still have: the placer ends it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole_on_servers: bool = False) -> None:
+        self._keeps_whole = whole_on_servers
         self._instances: dict[str, InstanceInfo] = {}
         self._block = BLOCK_TOKENS
         self._most = self._block * FEWEST_BLOCKS
         self._least = 0.0
         self._square, self._square_per_token = 0.0, 0.0
+        self._whole = False
 
     def instance_started(self, instance: InstanceStatus) -> None:
         """Note what a chunk's end costs there."""
@@ -96,6 +102,8 @@ class AffordableChunks(Splitter):
         run fills whole blocks, which are found again: nothing is computed twice.
         """
         group, generated = request.group, request.generated_tokens
+        if self._whole:
+            return group.max_tokens - generated
         context_tokens = group.prompt_tokens + generated
         tokens = self.length(context_tokens)
         over = (context_tokens + tokens - 1) % self._block
@@ -109,6 +117,8 @@ class AffordableChunks(Splitter):
 
     def explain(self) -> str:
         """Return the lengths chosen for some contexts."""
+        if self._whole:
+            return "whole responses, which end where KV runs short, for the servers share none"
         contexts = (0, 1 << 10, 1 << 12, 1 << 14)
         lengths = ", ".join(f"{self.length(tokens)} after {tokens}" for tokens in contexts)
         return f"{lengths} tokens of context, by what a chunk's end costs"
@@ -116,6 +126,7 @@ class AffordableChunks(Splitter):
     def _weigh(self) -> None:
         """Sum up all instances: 2 K r without a context, and what each token of one adds to it."""
         infos = self._instances.values()
+        self._whole = self._keeps_whole and all(map(keeps_whole, infos))
         costs = [_steps_lost(info) for info in infos]
         capacities = [info.kv_capacity_tokens for info in infos]
         self._block = max(info.block_tokens for info in infos)

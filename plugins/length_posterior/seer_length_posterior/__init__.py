@@ -18,11 +18,14 @@ class Settings(Struct, frozen=True):
 
     surprise: Annotated[float, Meta(ge=1e-12, lt=1)] = 0.05
     """The probability with which a response may still turn out longer than is taken for plausible."""
-    turn_tokens: Annotated[int, Meta(ge=1)] = 1
-    """A request keeps its place until it has generated so many tokens; 1 gives every chunk a turn."""
+    turn_tokens: Annotated[int, Meta(ge=1)] | Annotated[str, Meta(pattern="^auto$")] = "auto"
+    """A request keeps its place until it has generated so many tokens; 1 gives every chunk a turn. ``auto``
+    is 1 where instances share KV, and an eighth of ``max_tokens`` where a turn begins with a prefill.
+    """
 
 
 @hookimpl
 def seer_make_prioritizer(settings: Settings, startup: Startup) -> LongestPlausible:
     """Order requests by how many tokens they may plausibly have left."""
-    return LongestPlausible(settings.surprise, settings.turn_tokens)
+    turn = settings.turn_tokens
+    return LongestPlausible(settings.surprise, turn if isinstance(turn, int) else None)

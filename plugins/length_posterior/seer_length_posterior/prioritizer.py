@@ -6,11 +6,14 @@ from heapq import heapify, heappop, heappush
 
 import attrs
 
-from seer_core.model import GroupContext, Request
+from seer_core.model import GroupContext, InstanceStatus, Request
 from seer_core.ports.policy import Prioritizer
 from seer_length_posterior.bound import GroupPosterior, Shapes
 
 __all__ = ["LongestPlausible"]
+
+TURNS = 8
+"""The turns that the longest response takes where each begins with a prefill."""
 
 
 @attrs.define(eq=False)
@@ -36,19 +39,26 @@ class LongestPlausible(Prioritizer):
     A request's remainder is its plausible length (see ``GroupPosterior``), at most ``max_tokens``, less what
     it has generated.  So groups without a finished response take turns, fewest tokens first, and groups that
     have shown to be short wait.  A turn lasts ``turn_tokens``: until it has generated so many, a request
-    keeps its place.  In a batch nothing starves, because a running request comes nearer to its end.
+    keeps its place.  None gives every chunk a turn where instances share KV, and elsewhere, where a turn
+    begins with a prefill, a ``TURNS``-th of ``max_tokens``.  In a batch nothing starves, because a running
+    request comes nearer to its end.
 
     Heaps hold stale entries, which are dropped when they surface, or when they outnumber the others.  The end
     of a response looks at its siblings in flight.
     """
 
-    def __init__(self, surprise: float, turn_tokens: int = 1) -> None:
+    def __init__(self, surprise: float, turn_tokens: int | None = 1) -> None:
         self.surprise = surprise
         self.turn_tokens = turn_tokens
         self._shapes = Shapes()
         self._waiting: set[Request] = set()
         self._groups: dict[int, WaitingGroup] = {}
         self._queue: list[tuple[float, int]] = []
+        self._shares_kv = True
+
+    def instance_started(self, instance: InstanceStatus) -> None:
+        """Note whether it shares KV; turns are as long as on the last."""
+        self._shares_kv = instance.info.fetch_s_per_token is not None
 
     def push(self, request: Request) -> None:
         """Take a waiting request, and learn what it has generated since it was sent."""
@@ -60,7 +70,8 @@ class LongestPlausible(Prioritizer):
             )
         generated = request.generated_tokens
         group.lengths.grow(group.sent.pop(request, 0), generated)  # an earlier process may have begun it
-        before = generated - generated % self.turn_tokens
+        turn = self.turn_tokens or (1 if self._shares_kv else max(1, group.context.max_tokens // TURNS))
+        before = generated - generated % turn
         heappush(group.heap, (before, -generated, request.index, request))
         self._enter(group)
 

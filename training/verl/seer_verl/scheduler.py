@@ -107,7 +107,7 @@ def config_of(settings: KeptSettings) -> Config:
     if settings.config is not None:
         path = Path(settings.config)
         tree, place = read_toml(path), path.parent
-    seer = {"plugins": ["divided_rollout", "context_sched"], **tree.get("seer", {})}
+    seer = {"plugins": ["divided_rollout", "length_posterior"], **tree.get("seer", {})}
     if seer.setdefault("engine", "remote") != "remote":
         raise ConfigError(
             f"{settings.config} names engine {seer['engine']!r}, and the engines are verl's; leave it out, or"

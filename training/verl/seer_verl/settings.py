@@ -26,7 +26,7 @@ class KeptSettings:
     """The folder in which a shadow writes what it has watched, on each machine of verl's workers."""
     config: str | None = None
     """A file of Seer's configuration, without engines; without it the plug-ins are ``divided_rollout`` and
-    ``context_sched``.
+    ``length_posterior``.
     """
     most_fallbacks: int = 1024
     """Responses of a run that may be written without the scheduler, where that fails."""
