@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
-from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
@@ -17,9 +16,8 @@ from seer_session.rollouts import Rollout
 from seer_session.runtime import Runtime
 
 from seer_core.errors import InputError, SeerError, quote
-from seer_core.ports.policy import Observer
 
-__all__ = ["COMMANDS", "RunCommand", "RunControls", "carry_out", "watched"]
+__all__ = ["COMMANDS", "RunCommand", "RunControls", "carry_out"]
 
 log = structlog.get_logger("seer")
 
@@ -121,26 +119,3 @@ def _give_up(rollout: Rollout, command: RunCommand) -> str:
     if not count:
         raise InputError(f"no request of a group {quote(command.what)} is unfinished; choose another")
     return f"{count} requests of {command.what} were given up with the tokens that they have"
-
-
-@contextmanager
-def watched(
-    port: int | None, name: str, window_s: float | None = None, rollouts: int = 1
-) -> Iterator[tuple[Sequence[Observer], RunControls]]:
-    """Serve the page of a run on this port, 0 for a free one; nothing on None.
-
-    With ``window_s`` the page has the latest seconds alone, so many at least and twice as many at most; of a
-    training it has the latest ``rollouts``.
-    Yields the observers that the run needs for it, and what carries its commands out.
-
-    Raises:
-        OutputError: the port is taken.
-    """
-    controls = RunControls()
-    if port is None:
-        yield (), controls
-        return
-    from seer_cli.report.dashboard import Dashboard  # it brings numpy and a server
-
-    with Dashboard(f"Seer: {name}", port, controls) as dashboard:
-        yield (dashboard.watch(name, rollouts, window_s),), controls

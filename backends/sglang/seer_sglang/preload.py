@@ -91,7 +91,7 @@ LIBRARIES = (
     "prometheus_client",
     "triton",
     "seer_worker.process.adapter",
-    "seer_worker.sampling.selftest",
+    "seer_worker.process.selftest",
 )
 """What takes time to import, and asks for no device."""
 

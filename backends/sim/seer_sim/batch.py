@@ -27,9 +27,8 @@ from seer_core.model import InstanceInfo
 from seer_core.ports.engine import ChunkJob
 from seer_sim.account import StepAccount
 from seer_sim.cost import CostModel
-from seer_sim.decode_cohort import TOKEN_UNIT, DecodeCohort
+from seer_sim.decode_cohort import TOKEN_UNIT, DecodeCohort, SimChunk
 from seer_sim.kv import BlockPool
-from seer_sim.run import SimChunk
 from seer_sim.speculation import Speculation
 
 __all__ = ["Batch", "StepRun"]

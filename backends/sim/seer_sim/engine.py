@@ -26,12 +26,12 @@ from seer_sim.account import StepAccount
 from seer_sim.batch import Batch, StepRun
 from seer_sim.clock import VirtualClock
 from seer_sim.cost import CostModel
+from seer_sim.decode_cohort import SimChunk
 from seer_sim.drafts import METHODS, Drafts, method_of
 from seer_sim.lengths import Lengths
 from seer_sim.pool import SimKVPool
 from seer_sim.profile import BATCH, DRAFT_TOKENS, step_times
 from seer_sim.replayed_speculation import ReplayedSpeculation
-from seer_sim.run import SimChunk
 from seer_sim.speculation import Speculation
 from seer_sim.tokens import generate
 

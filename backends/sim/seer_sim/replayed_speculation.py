@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from seer_core.ports.drafting import DraftPolicy
 from seer_sim.cost import CostModel
-from seer_sim.decode_cohort import TOKEN_UNIT, DecodeCohort
+from seer_sim.decode_cohort import TOKEN_UNIT, DecodeCohort, SimChunk
 from seer_sim.draft_choice import choose, offers_of, together
 from seer_sim.drafts import Drafts
 from seer_sim.replayed import ReplayedDrafts
-from seer_sim.run import SimChunk
 from seer_sim.speculation import Speculation
 
 __all__ = ["ReplayedSpeculation"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from seer_core.ports.drafting import DraftPolicy
-from seer_sim.decode_cohort import TOKEN_UNIT, DecodeCohort
+from seer_sim.decode_cohort import TOKEN_UNIT, DecodeCohort, SimChunk
 from seer_sim.drafts import Class, Drafts
-from seer_sim.run import SimChunk
 
 __all__ = ["Speculation"]
 

@@ -38,8 +38,8 @@ def server_facts():
 def started():
     """Return a worker with the instance that the first argument describes, which samples by key."""
     from seer_worker.process.adapter import ADAPTER
+    from seer_worker.process.selftest import check_keyed
     from seer_worker.process.worker import Worker
-    from seer_worker.sampling.selftest import check_keyed
     from seer_worker.wire import Start
 
     instance, settings, scratch = json.loads(sys.argv[1])

@@ -23,7 +23,7 @@ log = structlog.get_logger("seer")
 ANYWHERE = (
     "seer_vllm.instance",
     "seer_vllm.extension",
-    "seer_worker.sampling.selftest",
+    "seer_worker.process.selftest",
     "vllm.distributed.elastic_ep.elastic_execute",
     "vllm.model_executor.layers.quantization.online.base",
     "vllm.renderers.hf",

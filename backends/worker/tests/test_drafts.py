@@ -299,6 +299,6 @@ def test_without_a_source_there_are_no_drafts(engine):
 
 def test_the_self_test_asks_for_drafts_as_an_engine_does_each_prompt_in_a_group_of_its_own():
     pytest.importorskip("torch")
-    from seer_worker.sampling.selftest import JOBS
+    from seer_worker.process.selftest import JOBS
 
     assert len({job.group_id for job in JOBS}) == len({tuple(job.token_ids) for job in JOBS}) == len(JOBS)

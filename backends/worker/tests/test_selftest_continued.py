@@ -8,7 +8,7 @@ from seer_core.model import InstanceInfo
 pytest.importorskip("torch")
 
 from seer_worker.process.adapter import LogitRow
-from seer_worker.sampling.selftest import continued_apart, wrong_continuation
+from seer_worker.process.selftest import continued_apart, wrong_continuation
 from seer_worker.wire import Finished
 
 from seer_core.model.arrays import Logprobs, Tokens

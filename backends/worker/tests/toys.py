@@ -19,7 +19,7 @@ VOCAB, LONGEST = 64, 256
 
 def preload():
     """Import for a fork server what the toys will need."""
-    import seer_worker.sampling.selftest  # noqa: F401
+    import seer_worker.process.selftest  # noqa: F401
 
 
 def make_sampler():

@@ -35,6 +35,7 @@ from seer_server.batches import Batches
 from seer_server.broker import RolloutBroker, Subscription, Trust
 from seer_server.choices import ChoiceReader, ParsedChoices, PlainChoices
 from seer_server.control import Control
+from seer_server.found_parsers import find_parsers
 from seer_server.http import (
     REFUSALS,
     Door,
@@ -47,7 +48,7 @@ from seer_server.http import (
     refusal,
     unless_disconnected,
 )
-from seer_server.parsing import ChatParsers, ParserNames, TokenizerOfFiles, find_parsers, require_parser
+from seer_server.parsing import ChatParsers, ParserNames, TokenizerOfFiles, require_parser
 from seer_server.protocol import (
     AbortIdsRequest,
     AbortOneRequest,

@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 import uvicorn
 from seer_cli.common import config_options, main_options
-from seer_cli.controls import watched
 from seer_cli.output import InputPath
 from seer_cli.report.options import DASHBOARD_OPTION
+from seer_cli.watched import watched
 from seer_host.config_files import Config
 from seer_host.switch import is_off
 from seer_host.viewer_port import allow_files

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -29,7 +28,6 @@ __all__ = [
     "Reading",
     "TokenizerOfFiles",
     "ToolCall",
-    "find_parsers",
     "require_name",
     "require_parser",
 ]
@@ -130,33 +128,6 @@ class TokenizerOfFiles(Tokenizer, Protocol):
     def decode_all(self, token_ids: Sequence[int]) -> str:
         """Return the text of generated ids, with special tokens."""
         ...
-
-
-def find_parsers(names: ParserNames, tokenizer: Tokenizer | None) -> ChatParsers | None:
-    """Return the parsers of these names: vLLM's where it is installed, or else SGLang's; None without names.
-
-    Raises:
-        ConfigError: there is no such parser, it does not fit the model, or neither engine is installed here.
-    """
-    if names == ParserNames():
-        return None
-    if not isinstance(tokenizer, TokenizerOfFiles):
-        raise ConfigError(
-            "--tool-call-parser and --reasoning-parser read the text of a model, and this engine has none;"
-            " leave them out"
-        )
-    if find_spec("vllm") is not None:
-        from seer_server.vllm_parsers import VLLMParsers
-
-        return VLLMParsers(names, tokenizer.directory)
-    if find_spec("sglang") is not None:
-        from seer_server.sglang_parsers import SGLangParsers
-
-        return SGLangParsers(names, tokenizer.directory)
-    raise ConfigError(
-        "--tool-call-parser and --reasoning-parser name parsers of vLLM or SGLang, and neither is installed"
-        " beside the server; install one"
-    )
 
 
 def require_parser(parsers: ChatParsers | None, choice: ToolChoice) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
@@ -17,12 +17,10 @@ from seer_core.ports.kv import KVStore
 from seer_core.ports.weights import WeightSpec
 from seer_worker.process.account import RequestStats
 from seer_worker.process.loader import ImportedClass
+from seer_worker.sampling.logit_row import LogitRow
 from seer_worker.wire import Degraded, Telemetry
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from seer_worker.process.pooling import PooledRequests
 
 __all__ = [
@@ -42,20 +40,6 @@ class Rejected(EngineError):
 
     Remedy: change the call as the message says.
     """
-
-
-class LogitRow(NamedTuple):
-    """The logits from which a request with this seed got its token at this position, float32 [vocab].
-
-    The position counts the tokens before it, prompt included.
-    """
-
-    seed: int
-    """The request's seed."""
-    position: int
-    """The number of tokens before it."""
-    logits: NDArray[np.float32]
-    """The logits of all token ids."""
 
 
 @attrs.frozen

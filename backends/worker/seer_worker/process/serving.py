@@ -64,7 +64,7 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
         worker = Worker(link.send, adapter, start)
         info = worker.info
         if not getattr(adapter, "emulated", False):
-            from seer_worker.sampling import selftest  # imports torch, which takes seconds
+            from seer_worker.process import selftest  # imports torch, which takes seconds
 
             selftest.check_keyed(worker)
             if apart := selftest.continued_apart(worker):

@@ -8,7 +8,7 @@ __all__ = ["preload"]
 
 MODULES = (
     "seer_transformers.instance",
-    "seer_worker.sampling.selftest",
+    "seer_worker.process.selftest",
     "transformers.models.qwen3.modeling_qwen3",
 )
 """An engine's own, and those that it imports late: the family of a model, for one."""
