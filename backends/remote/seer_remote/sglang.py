@@ -35,6 +35,9 @@ CONTROLS = (
 )
 """What depends on the tokens before a place, and not on where the chunk begins."""
 
+UNSEEDED = "min_p"
+"""The control whose requests end a server that heeds seeds: its sampler asserts that there is none."""
+
 WHOLE_CONTROLS = ("stop", "presence_penalty", "frequency_penalty")
 """What counts what a request has written, where a chunk is a request."""
 
@@ -49,6 +52,14 @@ OWN_META = (
     "completion_tokens",
 )
 """The fields of a report that are read, or say what is counted here anyway."""
+
+ALL_TOKENS = 1 << 29
+"""A ``top_k`` that cuts nothing.
+
+A server draws in the order of the probabilities for all requests of a step as soon as one of them has a cut,
+or no heat, and otherwise in the order of the vocabulary.  Other noise belongs to a token then.  With this
+each request asks for the first, so what it draws does not depend on which others run.
+"""
 
 NO_TOKEN = 2**31 - 1
 """A token that no vocabulary has: SGLang refuses to report on it by naming the vocabulary's size."""
@@ -137,6 +148,7 @@ class Sglang:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self._heeds_seeds = False
 
     async def facts(self) -> ServerFacts:
         """Ask for its arguments, its KV and its vocabulary."""
@@ -147,7 +159,8 @@ class Sglang:
             raise Malformed("it serves no model")
         groups = max(1, info.dp_size) * max(1, info.attn_dp_size)
         lacks = []
-        if not info.enable_deterministic_inference:
+        self._heeds_seeds = info.enable_deterministic_inference
+        if not self._heeds_seeds:
             lacks.append("start it with --enable-deterministic-inference: then seeds count")
         return ServerFacts(
             engine=f"SGLang {info.version}",
@@ -160,7 +173,9 @@ class Sglang:
             max_running=info.max_running_requests or 0,
             shares_prompts=not info.disable_radix_cache and groups == 1,
             tokens_of_text=await self._tokens_of_text(),
-            controls=CONTROLS + WHOLE_CONTROLS,
+            controls=tuple(
+                each for each in CONTROLS + WHOLE_CONTROLS if not (self._heeds_seeds and each == UNSEEDED)
+            ),
             whole_controls=WHOLE_CONTROLS,
             divided_attachments=divided(SGLANG, SGLANG_SAMPLING),
             lacks=tuple(lacks),
@@ -190,7 +205,7 @@ class Sglang:
         """Have a chunk written."""
         how = job.sampling
         given: dict[str, Any] = plain_sampling(job) | {
-            "top_k": how.top_k or -1,
+            "top_k": how.top_k or (ALL_TOKENS if self._heeds_seeds else -1),
             "max_new_tokens": most,
             "min_new_tokens": min(most, max(0, how.min_tokens - len(tokens) + job.context_tokens)),
             "presence_penalty": how.presence_penalty,

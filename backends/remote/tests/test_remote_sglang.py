@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from types import SimpleNamespace
+from uuid import uuid4
 
 import httpx
 import pytest
 from seer_host.config_files import make_config
+from seer_remote.connection import Connection
+from seer_remote.sglang import Sglang
 from seer_server import make_app
 from seer_session.runtime import Runtime
 from seer_testing import EngineContract
+
+from seer_core.model import Sampling
+from seer_core.ports.engine import ChunkJob
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 
@@ -41,9 +48,9 @@ def test_in_front_of_it_requests_get_the_tokens_of_the_server_alone(serve_sglang
         origin="a test",
     )
     prompts = [[3 + (7 * i + j) % 90 for j in range(12)] for i in range(2)]
-    how = {"max_new_tokens": 40, "temperature": 1.0, "n": 2, "sampling_seed": 5}
+    how = {"max_new_tokens": 40, "temperature": 1.0, "top_k": 100_000, "n": 2, "sampling_seed": 5}
     native = {"input_ids": prompts, "sampling_params": how}
-    openai = {"prompt": prompts, "max_tokens": 40, "n": 2, "seed": 5}
+    openai = {"prompt": prompts, "max_tokens": 40, "top_k": 100_000, "n": 2, "seed": 5}
     serving.PATIENCE_S = 300
     found = []
     with serving.Served(make_app(partial(Runtime.from_config, config))) as served:
@@ -55,3 +62,25 @@ def test_in_front_of_it_requests_get_the_tokens_of_the_server_alone(serve_sglang
             found.append(([each["output_ids"] for each in answers], [each["text"] for each in choices]))
     assert found[0] == found[1]
     assert found[0][0][0] == found[0][0][1] != found[0][0][2]
+
+
+def test_what_a_request_draws_does_not_depend_on_those_beside_it(serve_sglang, models):
+    """One without heat has all requests of its steps drawn in another order."""
+    url = serve_sglang(models[0]).url
+
+    async def write(beside):
+        connection = Connection(url)
+        connection.open()
+        try:
+            dialect = Sglang(connection)
+            facts = await dialect.facts()
+            assert "min_p" not in facts.controls
+            ways = [Sampling(ignore_eos=True), *[Sampling(0.0, ignore_eos=True)] * beside]
+            jobs = [ChunkJob("", uuid4().hex, "g", [5, 6, 7], 3, 40, each, 5, 0) for each in ways]
+            chunks = [dialect.write(job.request_id, job, [5, 6, 7], 40, 5, uuid4().hex) for job in jobs]
+            return (await asyncio.gather(*chunks))[0].token_ids
+        finally:
+            await connection.close()
+
+    alone, beside = asyncio.run(write(0)), asyncio.run(write(3))
+    assert alone == beside
