@@ -7,8 +7,6 @@ from typing import Any
 
 import attrs
 
-from seer_core.errors import PluginError
-from seer_core.ports.contracts import flaw_of
 from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import EngineFleet
 from seer_core.ports.kv import KVPool
@@ -39,14 +37,7 @@ class Strategies:
         return [*self.policies.links, *drafter, *self.others, *self.observers]
 
     def with_observer(self, *observers: Observer, owner: str = "") -> Strategies:
-        """Return the same with further observers, each named by its class unless ``owner`` names them.
-
-        Raises:
-            PluginError: one lacks a method, or has one that would never be called.
-        """
-        for each in observers:
-            if flaw := flaw_of(each, Observer):
-                raise PluginError(f"the observer {type(each).__name__} is no Observer: {flaw}")
+        """Return the same with further observers, each named by its class unless ``owner`` names them."""
         slots = (Slot("observer", owner or type(each).__name__, each) for each in observers)
         return attrs.evolve(self, observers=(*self.observers, *slots))
 

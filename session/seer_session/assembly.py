@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 from seer_host.config_files import Config
+from seer_host.contract_checks import flaw_of
 from seer_host.discovery import REMEDIES, offered
 from seer_host.sampling_fields import SamplingChoice
 from seer_host.tables import LONGEST_NAME, nearest, structure
@@ -19,7 +20,6 @@ from seer_core.errors import ConfigError, PluginError, printable, quote
 from seer_core.model.sampling import Sampling
 from seer_core.plugins.hookspecs import PROJECT, Startup
 from seer_core.plugins.slots import Assembly, Strategies
-from seer_core.ports.contracts import flaw_of
 from seer_core.ports.engine import EngineFleet, InstanceClient
 from seer_core.scheduling.scheduler import CORE, Slot
 from seer_session.factories import Factories, fill

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
+from seer_host.contract_checks import flaw_of
 from seer_host.launcher import Launcher
 from seer_host.tables import SlotsTable, nearest
 
@@ -12,7 +13,6 @@ from seer_core.error_origin import describe_error, is_interruption, is_sentence
 from seer_core.errors import ConfigError, PluginError, quote
 from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.slots import Strategies
-from seer_core.ports.contracts import flaw_of
 from seer_core.scheduling.scheduler import CORE, Policies, Slot, remedy_without
 from seer_session.environment import Environment
 from seer_session.hooks import DECLARED, FACTORY, HOOKS, Plugin, SeerPluginManager

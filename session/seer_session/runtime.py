@@ -11,15 +11,15 @@ import attrs
 import msgspec
 import structlog
 from seer_host.config_files import Config, RolloutTable, load_config
+from seer_host.contract_checks import flaw_of
 from seer_host.tables import SeerTable
 from seer_host.text import text_before_stop
 from seer_host.weight_copies import NO_COPY, WeightCopies
 
 from seer_core.error_origin import shown
-from seer_core.errors import ConfigError, InputError
+from seer_core.errors import ConfigError, InputError, PluginError
 from seer_core.model import PromptGroup, Sampling, WrittenResponse
 from seer_core.plugins.slots import Assembly, Strategies
-from seer_core.ports.contracts import flaw_of
 from seer_core.ports.extension import MakeExtender
 from seer_core.ports.kv import KVPool
 from seer_core.ports.policy import Observer
@@ -58,7 +58,7 @@ class Runtime(Driver):
         self._undivided: set[str] = set()
         """The names of attachments under which responses are not divided, as far as prompts have had them."""
         super().__init__(
-            attrs.evolve(assembly, strategies=self._guarded(assembly.strategies)),
+            attrs.evolve(assembly, strategies=self._checked(assembly.strategies)),
             settings.restarts,
             settings.max_chunk_failures,
             WeightCopies(settings.weights_dir),
@@ -80,7 +80,11 @@ class Runtime(Driver):
             settings = msgspec.structs.replace(settings, weights_dir=place)
         return cls(assemble(config).with_observer(*observers), settings, config.rollout)
 
-    def _guarded(self, strategies: Strategies) -> Strategies:
+    def _checked(self, strategies: Strategies) -> Strategies:
+        """Return strategies, guarded in ``debug``; raises PluginError for an observer that is none."""
+        for slot in strategies.observers:
+            if flaw := flaw_of(slot.strategy, Observer):
+                raise PluginError(f"the observer {type(slot.strategy).__name__} is no Observer: {flaw}")
         return guarded_strategies(strategies) if self.settings.debug else strategies
 
     def _text_of_response(
@@ -142,7 +146,7 @@ class Runtime(Driver):
         self, strategies: Strategies, kv_pool: Slot[KVPool] | Literal["keep"] | None = "keep"
     ) -> None:
         """Use other strategies from now on, as ``Driver.use``."""
-        await super().use(self._guarded(strategies), kv_pool)
+        await super().use(self._checked(strategies), kv_pool)
 
     @property
     def current(self) -> Rollout | None:

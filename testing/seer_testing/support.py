@@ -10,8 +10,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 import msgspec
-
-from seer_core.ports.contracts import flaw_of
+from seer_host.contract_checks import flaw_of
 
 __all__ = ["VARIABLE", "as_sent", "expect_contract", "is_exploring", "load", "run_within", "seeded_random"]
 

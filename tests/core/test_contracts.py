@@ -3,8 +3,9 @@
 from typing import Protocol
 
 import pytest
+from seer_host.contract_checks import flaw_of
 
-from seer_core.ports.contracts import flaw_of, implemented, optional
+from seer_core.ports.contracts import implemented, optional
 from seer_core.ports.policy import Observer, Placer, Prioritizer, Splitter
 from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
 

@@ -7,6 +7,7 @@ import attrs
 import msgspec
 import pytest
 from seer_host.config_files import make_config
+from seer_host.contract_checks import flaw_of
 from seer_host.tables import SeerTable
 from seer_session import Runtime
 from seer_session.assembly import startup_of
@@ -15,7 +16,6 @@ from seer_core.errors import EngineError
 from seer_core.model import Sampling
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.clock import RealClock
-from seer_core.ports.contracts import flaw_of
 from seer_core.ports.engine import ChangingFleet, EngineFleet, ForeignInstance, ModelInfo
 from seer_core.ports.weights import OWNER
 from seer_core.runtime.restarts import RestartsTable

@@ -3,6 +3,7 @@ import random
 import pytest
 from seer_context_sched import ContextAware
 from seer_divided_rollout import Chunks, KvAware
+from seer_host.contract_checks import flaw_of
 from seer_testing.harness import SchedulerHarness
 from seer_trace.records import TraceRecord, TraceWriter, read_trace, replay
 
@@ -28,7 +29,6 @@ from seer_core.model.events import (
     InstanceStopped,
     RequestsAborted,
 )
-from seer_core.ports.contracts import flaw_of
 from seer_core.ports.policy import Observer
 from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
 

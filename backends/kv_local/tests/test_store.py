@@ -7,12 +7,12 @@ import textwrap
 
 import numpy as np
 import pytest
+from seer_host.contract_checks import flaw_of
 from seer_kv_local import LocalPool
 from seer_kv_local.slot_table import EPOCH_SHIFT, PAGE, Word
 from seer_kv_local.store import LocalStore
 
 from seer_core.errors import EngineError, PluginError
-from seer_core.ports.contracts import flaw_of
 from seer_core.ports.kv import KVPool, StoreContext
 from tests.support.descriptors import open_files
 

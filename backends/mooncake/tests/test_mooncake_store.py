@@ -4,11 +4,11 @@ import asyncio
 
 import numpy as np
 import pytest
+from seer_host.contract_checks import flaw_of
 from seer_mooncake.store import MooncakeStore
 from seer_mooncake.values import HEADER_BYTES, SECRET_BYTES, pack
 
 from seer_core.errors import EngineError
-from seer_core.ports.contracts import flaw_of
 from seer_core.ports.kv import KEY_BYTES, KVPool, StoreContext
 from tests.support.eventually import eventually
 

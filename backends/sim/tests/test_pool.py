@@ -4,12 +4,12 @@ import asyncio
 from itertools import pairwise
 
 import pytest
+from seer_host.contract_checks import flaw_of
 from seer_session.runtime import Runtime
 from seer_sim.pool import Settings, SimKVPool
 from seer_sim.presets import PRESETS
 
 from seer_core.errors import EngineError
-from seer_core.ports.contracts import flaw_of
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import directory
 

@@ -2,10 +2,10 @@ from types import SimpleNamespace
 
 import pytest
 from seer_baselines.group_round_robin import GroupRoundRobin, seer_make_placer
+from seer_host.contract_checks import flaw_of
 
 from seer_core.model import InstanceInfo
 from seer_core.model.events import Dispatch, GroupSpec, GroupsSubmitted, InstanceLost, InstanceStarted
-from seer_core.ports.contracts import flaw_of
 from seer_core.ports.policy import Placer
 from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
 

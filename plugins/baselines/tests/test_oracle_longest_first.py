@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from seer_baselines.oracle_longest_first import OracleLongestFirst, seer_make_prioritizer
+from seer_host.contract_checks import flaw_of
 
 from seer_core.errors import PromptError
 from seer_core.model import GroupContext, Request
 from seer_core.model.events import GroupSpec, GroupsSubmitted
-from seer_core.ports.contracts import flaw_of
 from seer_core.ports.policy import Prioritizer
 from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from seer_divided_rollout import KvAware, Settings
 from seer_divided_rollout.clients import other_clients
 from seer_divided_rollout.placer import FORGET_CHOICES
+from seer_host.contract_checks import flaw_of
 
 from seer_core.errors import ConfigError
 from seer_core.model import GroupContext, InstanceInfo, InstanceStatus, Request
-from seer_core.ports.contracts import flaw_of
 from seer_core.ports.policy import Placer
 
 CHUNK = 16

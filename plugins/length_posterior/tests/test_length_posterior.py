@@ -9,12 +9,12 @@ import pytest
 import seer_length_posterior
 from hypothesis import given, settings
 from seer_host.config_files import make_config
+from seer_host.contract_checks import flaw_of
 from seer_length_posterior import SHAPES, GroupPosterior, LongestPlausible, Settings, Shapes
 from seer_session import rollout
 from seer_testing import QueueHarness
 
 from seer_core.model import RequestState
-from seer_core.ports.contracts import flaw_of
 from seer_core.ports.policy import Prioritizer
 
 MAX_TOKENS = 50

@@ -9,12 +9,13 @@ from typing import Any
 
 import attrs
 import structlog
+from seer_host.contract_checks import flaw_of
 from seer_session import Config, Session
 from seer_session.environment import Environment
 
 from seer_core.error_origin import describe_error, is_ctrl_c, is_interruption
 from seer_core.errors import ConfigError, quote
-from seer_core.ports.contracts import flaw_of, implemented
+from seer_core.ports.contracts import implemented
 from seer_rl.config import TrainTable
 from seer_rl.references import resolve
 

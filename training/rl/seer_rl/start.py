@@ -12,13 +12,13 @@ import msgspec
 import structlog
 from seer_cli.status import StatusFile
 from seer_cli.watching import WatchedSession
+from seer_host.contract_checks import flaw_of
 from seer_host.installation import how_to_install
 from seer_host.line_files import claim
 from seer_session import Config, Session
 
 from seer_core.error_origin import describe_error, fact_of, is_ctrl_c, is_sentence
 from seer_core.errors import ConfigError, OutputError, SeerError, quote
-from seer_core.ports.contracts import flaw_of
 from seer_core.ports.policy import Observer
 from seer_rl.checkpoints import Checkpoint, Checkpoints, CheckpointWriter, TrainingState, state_of
 from seer_rl.config import TrainTable, first_model

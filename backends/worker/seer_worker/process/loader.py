@@ -8,9 +8,9 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 import structlog
+from seer_host.contract_checks import flaw_of
 
 from seer_core.errors import EngineError
-from seer_core.ports.contracts import flaw_of
 
 __all__ = ["ImportedClass"]
 
