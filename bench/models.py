@@ -4,8 +4,9 @@ Each family is a tiny model with random weights, which `python -m seer_testing.f
 write the same responses in several ways: whole, the same in other batches, moved at every chunk without a
 pool and with one, moved with drafts, and by other weights, after an update and after one back, beside
 instances that were started on these. A model that takes images writes responses to prompts with images in
-all these ways. Half of the prompts are greedy. A way is exact if every token is the same. Each row names the
-commit that it was measured at in the stored result.
+all these ways. Half of the prompts are greedy. A way is exact if every token is the same. With `--adapters` a
+random adapter of the attention's matrices is an update: merged, beside whole weights with it added, and kept
+beside the model, whole and moved. Each row names the commits that it was measured at in the stored result.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import json
 import os
 import random
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -51,6 +54,11 @@ WAYS = {
     "updated": "weight update",
     "images": "images",
 }
+ADAPTED = {"merged": "adapter, merged", "beside": "adapter, beside the model"}
+"""Ways that ``--adapters`` fills in."""
+WITHOUT_EFFECT = "without effect"
+RANK, GAIN = 4, 0.3
+MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj")
 GROUPS, RESPONSES, PROMPT_TOKENS, CHUNKS = 4, 2, 90, 4
 LEAST_CHUNK_TOKENS = 32
 KV_BYTES = 32 << 20
@@ -98,6 +106,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--runner", choices=RUNNERS, default="first", help="of vLLM; the second in Triton's interpreter"
     )
     parser.add_argument("--only", nargs="+", choices=list(FAMILIES), help="some families alone")
+    parser.add_argument("--adapters", action="store_true", help="updates by adapters alone")
 
 
 def run(options: argparse.Namespace) -> list[Row]:
@@ -111,8 +120,15 @@ def run(options: argparse.Namespace) -> list[Row]:
         os.environ |= {"PYTHONPATH": str(INTERPRETER), "TRITON_INTERPRET": "1"}
     for name in options.only or TRAINED:
         with tempfile.TemporaryDirectory() as folder:
-            row = asyncio.run(FamilyRun(options, name, Path(folder)).row())
-        rows[_key(row)] = row | {"commit": git("rev-parse", "--short=9", "HEAD")}
+            family, commit = FamilyRun(options, name, Path(folder)), git("rev-parse", "--short=9", "HEAD")
+            before = rows.get(_key(family.found), {})
+            if options.adapters:
+                row = family.found | before | asyncio.run(family.adapted(Path(folder)))
+                row["adapters_at"] = commit
+            else:
+                kept = {each: before[each] for each in (*ADAPTED, "adapters_at") if each in before}
+                row = asyncio.run(family.row()) | kept | {"commit": commit}
+        rows[_key(row)] = row
         print({key: value for key, value in row.items() if value}, file=sys.stderr, flush=True)
     return sorted(rows.values(), key=_key)
 
@@ -157,6 +173,37 @@ class FamilyRun:
                 found |= moves(texts) if way == "pooled" else drafts(texts)
             except SeerError as error:
                 found[way] = reason(error)
+        return found
+
+    async def adapted(self, folder: Path) -> Row:
+        """Return what becomes of an update by an adapter, merged and kept beside the model."""
+        adapter, whole = write_adapter(folder, self.models[0])
+        found: Row = {}
+        try:
+            async with self.started("none", ()) as runtime:
+                [info, *_] = runtime.alive.values()
+                self.block_tokens = max(info.block_tokens, LEAST_CHUNK_TOKENS)
+                before = await self.written(runtime)
+                await runtime.update_weights(adapter)
+                merged = await self.written(runtime)
+                await runtime.update_weights(whole)
+                same = compared(await self.written(runtime), merged)
+                found["merged"] = WITHOUT_EFFECT if compared(before, merged) == EXACT else same
+        except SeerError as error:
+            found["merged"] = reason(error)
+        if self.engine != "vllm" or "merged" not in found:  # SGLang's instances merge
+            return found
+        try:
+            async with self.started("none", (), lora_rank=RANK) as runtime:
+                [info, *_] = runtime.alive.values()
+                self.block_tokens = max(info.block_tokens, LEAST_CHUNK_TOKENS)
+                before = await self.written(runtime)
+                await runtime.update_weights(adapter)
+                beside = await self.written(runtime)
+                same = compared(beside, await self.written(runtime, TECHNIQUES))
+                found["beside"] = WITHOUT_EFFECT if compared(before, beside) == EXACT else same
+        except SeerError as error:
+            found["beside"] = reason(error)
         return found
 
     async def without_a_pool(self) -> Texts:
@@ -316,6 +363,34 @@ class FamilyRun:
         ]
 
 
+def write_adapter(folder: Path, model: Path) -> tuple[Path, Path]:
+    """Write a random adapter of a model's attention, and the model with it added; return both directories."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    draw = torch.Generator().manual_seed(1)
+    weights, factors = load_file(model / "model.safetensors"), {}
+    for name in sorted(weights):
+        module = name.removesuffix(".weight")
+        if module == name or module.rpartition(".")[2] not in MATRICES:
+            continue
+        outputs, inputs = weights[name].shape
+        a = torch.randn(RANK, inputs, generator=draw) / inputs**0.5
+        b = torch.randn(outputs, RANK, generator=draw) * GAIN
+        factors[f"base_model.model.{module}.lora_A.weight"] = a
+        factors[f"base_model.model.{module}.lora_B.weight"] = b
+        weights[name] = weights[name] + b @ a
+    adapter, whole = folder / "adapter", folder / "whole"
+    shutil.copytree(model, whole)
+    save_file(weights, whole / "model.safetensors", metadata={"format": "pt"})
+    adapter.mkdir()
+    save_file(factors, adapter / "adapter_model.safetensors", metadata={"format": "pt"})
+    targets = sorted({name.split(".")[-3] for name in factors})
+    settings = {"r": RANK, "lora_alpha": RANK, "target_modules": targets, "bias": "none"}
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **settings}))
+    return adapter, whole
+
+
 def picture(seed: int, width: int, height: int) -> bytes:
     """Return an image of noise, as the bytes of a PNG."""
     from PIL import Image
@@ -380,7 +455,7 @@ def table(rows: Sequence[Row]) -> str:
     notes: list[str] = []
 
     def cell(row: Row, way: str) -> str:
-        found: str = row[way]
+        found: str = row.get(way, "")
         text, note = found or "-", ""
         if found.startswith("refused: "):
             text, note = "refused", found.removeprefix("refused: ")
@@ -392,19 +467,20 @@ def table(rows: Sequence[Row]) -> str:
             notes.append(note)
         return f"{text} ({notes.index(note) + 1})" if note else text
 
-    columns = ["engine", "runner", "family", *WAYS.values(), "tokens of a block", "tokens that fit in 32 MiB"]
+    ways = WAYS | ADAPTED
+    columns = ["engine", "runner", "family", *ways.values(), "tokens of a block", "tokens that fit in 32 MiB"]
     lines = [
         [
             row["engine"],
             row.get("runner", RUNNERS[0]) if row["engine"] == "vllm" else "-",
             row["family"],
-            *(cell(row, way) for way in WAYS),
+            *(cell(row, way) for way in ways),
             *(f"{row[name]:,}" if name in row else "" for name in ("block_tokens", "capacity_tokens")),
         ]
         for row in rows
     ]
     below = [f"{number}. {text}" for number, text in enumerate(notes, 1)]
-    return "\n\n".join([markdown(columns, lines, left=9), "\n".join(below)])
+    return "\n\n".join([markdown(columns, lines, left=11), "\n".join(below)])
 
 
 def answer(rows: Sequence[Row]) -> str:
