@@ -83,6 +83,10 @@ class EmulatedWorker(WorkerBase, WorkerExtension):
     def update_max_model_len(self, max_model_len: int) -> None:
         """Do nothing: the limit was given."""
 
+    def seer_fingerprint(self, version: int = 0) -> str:
+        """Return none: there is no model."""
+        return ""
+
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Make a step."""
         return self.model_runner.execute(scheduler_output)
