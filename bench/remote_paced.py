@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import attrs
 import msgspec
@@ -21,7 +21,6 @@ from seer_remote.figures import ServerFigures
 from seer_remote.instance import RemoteInstance
 from seer_remote.vllm import GENERATE, Vllm
 from seer_sim.clock import VirtualClock
-from seer_vllm.instance import VllmAdapter
 from seer_worker.served import ENDS_EARLY
 
 from seer_core.model import Exactness, InstanceInfo, Sampling
@@ -29,6 +28,9 @@ from seer_core.model.events import InstanceDegraded, InstanceReported
 from seer_core.ports.drafting import SiblingTokens
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece, EngineFleet, InstanceSink
 from seer_core.ports.kv import KVPool
+
+if TYPE_CHECKING:  # an import of the engine for a page of results would take seconds
+    from seer_vllm.instance import VllmAdapter
 
 __all__ = ["ARMS", "LATENCY_S", "RemoteArm", "behind_http"]
 
