@@ -121,6 +121,7 @@ class FamilyCosts(FamilyRun):
         return [
             {
                 "prompt_token_ids": draw.choices(range(3, VOCABULARY), k=PROMPT_TOKENS),
+                "n": 2,
                 "max_tokens": CHUNKS * self.block_tokens,
                 "temperature": float(number % 2),
                 "ignore_eos": True,
@@ -132,7 +133,7 @@ class FamilyCosts(FamilyRun):
 
     async def fill(self) -> Row:
         """Return the tokens that an instance says fit, and those that it held at once."""
-        longest = 2048
+        longest = 1024
         if FAMILIES[self.name].settings.get("kv_lora_rank"):
             longest = 256  # of its latent KV 2 MiB hold less
         limits = {"kv_cache_bytes": FILLED_BYTES, "max_model_tokens": longest, "max_running": FILLING}
@@ -159,6 +160,7 @@ class FamilyCosts(FamilyRun):
         records = [
             {
                 "prompt_token_ids": draw.choices(range(3, VOCABULARY), k=length // 2),
+                "n": 1,
                 "max_tokens": length - length // 2,
                 "ignore_eos": True,
                 "group_id": f"filling-{number}",

@@ -54,7 +54,7 @@ def test_a_dry_run_of_the_second_part_rolls_out_on_vllm_beside_stock_vllm(tmp_pa
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("part", [3, 5, 6, 7])
+@pytest.mark.parametrize("part", [3, 5, 6, 7, 13])
 def test_a_dry_run_of_a_part_makes_every_check_of_it_on_engines_on_a_cpu(tmp_path, part):
     done = run_script("--part", part, "--dry-run", "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

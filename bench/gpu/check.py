@@ -5,9 +5,10 @@ the device allows, copies between the memories, and the draft index where it is 
 vLLM for GPUs and a model: rollouts beside stock vLLM (2), drafts on the first (3) and the second (4) model
 runner, two instances on one GPU (5), new weights and sleep (6), batch invariance (7), what a step that drafts
 takes for a large model's shapes, on the first (8) and the second (9) model runner, whole rollouts of recorded
-responses with the shape of a 7B model (10), where in a step the host waits for the GPU (11), and verl's own
-servers under Seer's scheduler (12, with verl).  Each runs by itself, and without ``--part`` all run, 10
-first; what an earlier part found stays in its own files.
+responses with the shape of a 7B model (10), where in a step the host waits for the GPU (11), verl's own
+servers under Seer's scheduler (12, with verl), and tiny models of families that no CPU serves (13, with
+``seer-testing``).  Each runs by itself, and without ``--part`` all run, 10 first; what an earlier part found
+stays in its own files.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ ENGINE = ("vllm", "seer_core", "seer_vllm", "seer_divided_rollout", "seer_contex
 """What a rollout needs."""
 DRAFTS = (*ENGINE, "seer_grouped_spec")
 POOL = (*ENGINE, "seer_kv_local")
+FAMILIES = (*POOL, "seer_testing", "transformers")
 RECORDED = (*DRAFTS, "seer_kv_local", "seer_lab", "seer_paced", "seer_length_posterior")
 
 
@@ -92,8 +94,9 @@ PARTS: dict[int, tuple[GpuCheck, ...]] = {
         GpuCheck("waits in a step of the second model runner", "bench.gpu.wait_checks:waits_second", DRAFTS),
     ),
     12: (GpuCheck("verl's own servers, divided and asleep", "bench.gpu.verl_checks:kept", ("vllm", "ray")),),
+    13: (GpuCheck("families of models, moved", "bench.gpu.family_checks:families", FAMILIES),),
 }
-ORDER = (10, 2, 4, 5, 7, 9, 11, 12, 3, 1, 6, 8)
+ORDER = (10, 2, 4, 5, 7, 9, 11, 12, 13, 3, 1, 6, 8)
 """In which parts run: first those that have not been seen on a GPU."""
 RECORDED_PART = 10
 BUDGET_S = 520.0

@@ -62,7 +62,7 @@ def test_the_last_block_of_a_chunk_counts_too():
 
 @given(
     kv_blocks=st.integers(1, 1 << 16),
-    block=st.sampled_from([1, 16, 32]),
+    block=st.sampled_from([1, 16, 32, 528]),
     chunk_s=st.floats(0, 1),
     token_s=st.floats(0, 1e-3),
     prefill_s=st.floats(0, 1e-2),
@@ -101,7 +101,9 @@ def test_a_chunk_is_as_long_as_makes_what_it_leaves_unused_cost_what_its_end_cos
 
 
 @given(
-    context=st.integers(10, 1 << 17), block=st.sampled_from([1, 16, 32]), kv_blocks=st.integers(4, 1 << 16)
+    context=st.integers(10, 1 << 17),
+    block=st.sampled_from([1, 16, 32, 528]),
+    kv_blocks=st.integers(4, 1 << 16),
 )
 def test_a_chunk_that_is_not_the_last_leaves_whole_blocks_behind(context, block, kv_blocks):
     kv = kv_blocks * block
