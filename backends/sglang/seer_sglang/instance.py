@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -324,6 +326,9 @@ def _blaming_settings() -> Iterator[None]:
     except Exception as error:
         log.exception("sglang_refuses")
         fact = fact_of(error)[:LONGEST_FACT].rstrip(": .")
+        if not str(error):  # a bare assertion
+            *_, where = traceback.extract_tb(error.__traceback__)
+            fact = f"{fact} in {where.name}() of {Path(where.filename).name}"
         raise EngineError(
             f"SGLang cannot serve the model so: {fact}; correct model, dtype or engine_args in"
             " [engine.sglang]"
