@@ -4,9 +4,9 @@ Tiny models of each family, as in the case `models`. Two instances write respons
 in chunks that end one token behind a block's end, as `divided_rollout` ends them by default. Every chunk
 moves with a pool of the machine's memory, or moves without one, or stays. What a move takes is the processor
 time of the engines' processes, less that of chunks that stay: to save the KV, to fetch it, or to compute it
-again. Times on a processor do not depend on what else the machine does; those of a GPU are others. A second
-figure is of chunks that stay and end within a block. At last an instance with 2 MiB of KV is filled by eight
-responses, longer and longer until they no longer run to their ends together.
+again. An instance keeps what it had of a response two chunks before, so a move fetches the rest. On a GPU
+times are others. A second figure is of chunks that stay and end within a block. At last an instance with
+2 MiB of KV is filled by eight responses, longer and longer until they no longer run to their ends together.
 """
 
 from __future__ import annotations
@@ -225,8 +225,9 @@ def table(rows: Sequence[Row]) -> str:
         "family",
         "tokens of a block",
         "first chunk, by default",
-        "KiB of a move",
-        "ms of a move",
+        "tokens fetched in a move",
+        "KiB",
+        "ms",
         "ms without a pool",
         "computed again per chunk that stays, ended with a block",
         "within one",
@@ -238,10 +239,14 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    pooled = ["refused", "-"]
+    pooled = ["refused", "-", "-"]
     if isinstance(row["pooled"], dict):
         each = row["pooled"]
-        pooled = [f"{each['got_bytes'] / each['moves'] / 1024:,.0f}", f"{1e3 * each['move_s']:.1f}"]
+        pooled = [
+            f"{each['pool_tokens'] / each['moves']:,.0f}",
+            f"{each['got_bytes'] / each['moves'] / 1024:,.0f}",
+            f"{1e3 * each['move_s']:.1f}",
+        ]
     ends, within = row["kept_ends"], row["kept_within"]
     return [
         row["family"],

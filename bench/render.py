@@ -28,6 +28,7 @@ SECTIONS = {
     "What happens when something dies?": ("cluster_faults", "driver_deaths", "remote"),
     "What does it cost?": (
         "scheduler",
+        "family_costs",
         "driver_scale",
         "image_prompts",
         "adapters",
