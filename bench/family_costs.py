@@ -256,19 +256,20 @@ def _cells(row: Row) -> list[str]:
         f"{1e3 * row['without']['move_s']:.1f}",
         *(f"{each['again'] / each['continued']:.1f}" for each in (ends, within)),
         ends["tokens"] if ends["tokens"] == within["tokens"] else f"{ends['tokens']}; {within['tokens']}",
-        f"{row['reported_tokens']:,}",
-        f"{row['held_tokens']:,}",
+        *(f"{row[name]:,}" if name in row else "-" for name in ("reported_tokens", "held_tokens")),
     ]
 
 
 def answer(rows: Sequence[Row]) -> str:
-    """Return whether what is reported fits, and what is computed again."""
-    least = [
-        row["family"] for row in rows if row["held_tokens"] < row["reported_tokens"] - row["slack_tokens"]
-    ]
-    fits = f"fits, but for {', '.join(least)}" if least else "fits"
+    """Return what is computed again, and whether what is reported fits."""
     most = max(row["kept_ends"]["again"] / row["kept_ends"]["continued"] for row in rows)
-    return (
-        f"Of {len(rows)} families the KV that instances report {fits}. Without a pool, a chunk behind one"
-        f" that ended with a block computes at most {most:.0f} tokens again on the same instance."
+    said = (
+        f"On the same instance, without a pool, a chunk behind one that ended with a block computes"
+        f" {most:.0f} tokens again, with each of {len(rows)} families."
     )
+    filled = [row for row in rows if "held_tokens" in row]
+    if not filled:
+        return said
+    short = [each for each in filled if each["held_tokens"] < each["reported_tokens"] - each["slack_tokens"]]
+    names = ", ".join(each["family"] for each in short)
+    return f"{said} The KV that instances report fits{f', but for {names}' if names else ''}."

@@ -12,29 +12,10 @@ from seer_testing.families import FAMILIES, VOCABULARY, write_family
 from seer_core.model import Sampling
 from seer_core.ports.weights import directory
 
-__all__ = ["TOKENIZER", "chooser_of_experts", "expect_updates_to_equal_starts"]
+__all__ = ["TOKENIZER", "expect_updates_to_equal_starts"]
 
 TOKENIZER = Path(__file__).parents[2] / "examples" / "tiny_reasoner" / "weights"
 SAMPLINGS = Sampling(0.0, ignore_eos=True), Sampling(1.0, ignore_eos=True)
-
-
-def chooser_of_experts(model: Path) -> Callable[[Sequence[int]], np.ndarray]:
-    """Return a function: the experts that transformers' model chooses for a text but its last token.
-
-    They are [positions, layers, experts per token], sorted for each token.
-    """
-    import torch
-    import transformers
-
-    mixture = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    experts = mixture.config.num_experts_per_tok
-
-    def chosen(text: Sequence[int]) -> np.ndarray:
-        with torch.no_grad():
-            logits = mixture(torch.tensor([text[:-1]]), output_router_logits=True).router_logits
-        return np.stack([layer.topk(experts).indices.sort().values.numpy() for layer in logits], axis=1)
-
-    return chosen
 
 
 def _answers(harness: Any, prompts: Sequence[Sequence[int]]) -> tuple[list[list[int]], np.ndarray]:

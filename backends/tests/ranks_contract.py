@@ -23,9 +23,7 @@ from seer_host.shared_weights import SharedWeights
 from seer_kv_local import LocalPool
 from seer_session.assembly import fill_slots
 from seer_session.runtime import Runtime
-from seer_testing.families import VOCABULARY, write_family
 
-from backends.tests.families import TOKENIZER
 from backends.tests.mover import Mover
 from seer_core.errors import EngineError
 from seer_core.model import PromptGroup, Sampling, request_seed
@@ -41,7 +39,6 @@ __all__ = [
     "TOKENS",
     "RanksContract",
     "expect_a_rollout_in_which_a_rank_dies",
-    "expect_experts_to_be_shared_out",
     "forget_all",
 ]
 
@@ -384,28 +381,3 @@ def expect_a_rollout_in_which_a_rank_dies(engine, second, model, roomy, prompts,
     assert result.summary.migrations > 5
     assert result.summary.accepted_tokens > 0
     assert result.summary.pool_tokens > 0
-
-
-def expect_experts_to_be_shared_out(engine, start, loop, folder, prompts, moved, shared):
-    """Compare a mixture on two instances of two ranks, each of which has half of the experts, with one rank.
-
-    ``shared`` are the engine's own arguments that share them out.
-    """
-    model = write_family(folder / "mixture", "Qwen3-MoE", 1, TOKENIZER)
-    texts = [[token % VOCABULARY for token in prompt] for prompt in prompts(4)]
-    settings = {"max_model_tokens": 256, "max_running": 8, "kv_cache_bytes": 8 << 20}
-    one = start(model, **settings)
-    expected = one.whole(texts, PLAIN, TOKENS)
-    one.run(one.engine.stop())
-    pool = LocalPool(16 << 20)
-    loop.run_until_complete(pool.start([f"{engine}-0", f"{engine}-1"]))
-    ranks = {"tensor_parallel": 2, "engine_args": shared}
-    pair = [start(model, index=index, kv_pool=pool, **settings, **ranks) for index in range(2)]
-    assert pair[0].whole(texts, PLAIN, TOKENS) == expected
-    responses, rounds = moved(pair, texts, PLAIN, TOKENS, 40)
-    assert responses == expected
-    assert min(output.pool_tokens for outputs in rounds[1:] for output in outputs) > 0
-    assert pair[0].info.kv_capacity_tokens > one.info.kv_capacity_tokens  # a rank has KV of its heads alone
-    for each in pair:
-        each.run(each.engine.stop())
-    loop.run_until_complete(pool.stop())

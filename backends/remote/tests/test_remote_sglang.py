@@ -8,18 +8,14 @@ from types import SimpleNamespace
 from uuid import uuid4
 
 import httpx
-import numpy as np
 import pytest
 from seer_host.config_files import make_config
-from seer_host.routed_experts import routed_experts
 from seer_remote.connection import Connection
 from seer_remote.sglang import Sglang
 from seer_server import make_app
 from seer_session.runtime import Runtime
 from seer_testing import EngineContract
-from seer_testing.families import write_family
 
-from backends.tests.families import TOKENIZER, chooser_of_experts
 from seer_core.model import Sampling
 from seer_core.ports.engine import ChunkJob
 
@@ -38,36 +34,6 @@ class TestSglangServer(EngineContract):
         ways = [SimpleNamespace(url=url), SimpleNamespace(url=url.replace("127.0.0.1", "localhost"))]
         self.make = lambda: fleet_of(*ways, dialect="sglang", poll_s=0.5)
         self.weights = str(models[1])
-
-
-def test_the_experts_of_divided_responses_are_those_that_the_model_chooses(serve_sglang, tmp_path):
-    model = write_family(tmp_path / "mixture", "Qwen3-MoE", 1, TOKENIZER)
-    url = serve_sglang(model, "--enable-return-routed-experts").url
-    config = make_config(
-        {
-            "seer": {"engine": "remote", "plugins": ["divided_rollout", "context_sched"]},
-            "plugin": {"divided_rollout": {"chunk_tokens": 16}},
-            "engine": {"remote": {"urls": [url, url.replace("127.0.0.1", "localhost")], "dialect": "sglang"}},
-        },
-        base_dir=tmp_path,
-        origin="a test",
-    )
-    prompts = {f"g{i}": [3 + (7 * i + j) % 90 for j in range(12)] for i in range(3)}
-    asked = {"n": 2, "max_tokens": 40, "ignore_eos": True, "attachments": {"return_routed_experts": True}}
-    records = [{"group_id": name, "prompt_token_ids": ids, **asked} for name, ids in prompts.items()]
-
-    async def play():
-        async with Runtime.from_config(config) as runtime:
-            return (await runtime.rollout(runtime.groups(records)).wait()).completions
-
-    chosen = chooser_of_experts(model)
-    completions = asyncio.run(play())
-    assert len(completions) == 6
-    for each in completions:
-        prompt = prompts[each.group_id]
-        assert len(each.chunks) > 1
-        found = np.sort(routed_experts(each, len(prompt), experts_per_token=2), axis=2)
-        assert (found == chosen([*prompt, *each.token_ids])).all()
 
 
 def test_in_front_of_it_requests_get_the_tokens_of_the_server_alone(serve_sglang, serving, models, tmp_path):

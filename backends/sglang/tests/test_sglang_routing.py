@@ -14,7 +14,7 @@ from seer_session.assembly import assemble
 from seer_session.runtime import Runtime
 from seer_testing.families import VOCABULARY, write_family
 
-from backends.tests.families import TOKENIZER, chooser_of_experts
+from backends.tests.families import TOKENIZER
 from seer_core.scheduling.scheduler import Slot
 
 pytestmark = pytest.mark.engine
@@ -112,7 +112,19 @@ def roll(model, records, tmp_path):
 
 @pytest.fixture(scope="module")
 def chosen(model):
-    return chooser_of_experts(model)
+    """Return a function: the experts that transformers' model chooses for a text but its last token."""
+    import torch
+    import transformers
+
+    mixture = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    experts = mixture.config.num_experts_per_tok
+
+    def chosen(text):
+        with torch.no_grad():
+            logits = mixture(torch.tensor([text[:-1]]), output_router_logits=True).router_logits
+        return np.stack([layer.topk(experts).indices.sort().values.numpy() for layer in logits], axis=1)
+
+    return chosen
 
 
 def test_each_position_has_the_experts_that_the_model_chooses_however_a_rollout_is_divided(roll, chosen):

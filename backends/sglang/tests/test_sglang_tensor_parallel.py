@@ -15,7 +15,6 @@ from backends.tests.ranks_contract import (  # noqa: E402
     TOKENS,
     RanksContract,
     expect_a_rollout_in_which_a_rank_dies,
-    expect_experts_to_be_shared_out,
 )
 
 SECOND = "seer_sglang.rank"
@@ -49,14 +48,6 @@ def expected(roomy, prompts, texts):
     known = {str(seed): [*prompt, *found["plain"][seed]] for seed, prompt in enumerate(prompts(5))}
     texts.write_text(json.dumps(known))
     return found
-
-
-@pytest.mark.long
-def test_ranks_that_share_out_a_mixture_s_experts_write_what_one_rank_writes_and_move(
-    start, loop, tmp_path, prompts, moved
-):
-    shared = {"ep_size": 2}
-    expect_experts_to_be_shared_out("sglang", start, loop, tmp_path, prompts, moved, shared)
 
 
 class TestRanksOfSglang(RanksContract):

@@ -18,7 +18,6 @@ from backends.tests.ranks_contract import (  # noqa: E402
     TOKENS,
     RanksContract,
     expect_a_rollout_in_which_a_rank_dies,
-    expect_experts_to_be_shared_out,
     forget_all,
 )
 
@@ -52,14 +51,6 @@ def test_ranks_whose_steps_are_planned_ahead_write_the_same(start_second, models
         assert ahead.whole(prompts(2), sampling, 40) == whole
         assert ahead.divided(prompts(2), sampling, 40, chunk_tokens=15) == whole
     ahead.run(ahead.engine.stop())
-
-
-@pytest.mark.long
-def test_ranks_that_share_out_a_mixture_s_experts_write_what_one_rank_writes_and_move(
-    start, loop, tmp_path, prompts, moved
-):
-    shared = {"enable_expert_parallel": True}
-    expect_experts_to_be_shared_out("vllm", start, loop, tmp_path, prompts, moved, shared)
 
 
 class TestRanksOfVllm(RanksContract):
