@@ -63,11 +63,10 @@ def run(options: argparse.Namespace) -> list[Row]:
         stored = msgspec.json.decode(options.json.read_bytes(), type=StoredResult).rows
     except (AttributeError, OSError):
         stored = []
-    options.engine, options.runner = ENGINES[0], "first"
     rows = {row["family"]: row for row in stored}
     for name in options.only or [each for each in TRAINED if each not in UNABLE]:
         with tempfile.TemporaryDirectory() as folder:
-            row = asyncio.run(FamilyCosts(options, name, Path(folder)).row())
+            row = asyncio.run(FamilyCosts(ENGINES[0], name, Path(folder), options.set).row())
         rows[name] = row | {"commit": git("rev-parse", "--short=9", "HEAD")}
         print(row, file=sys.stderr, flush=True)
     return [rows[name] for name in FAMILIES if name in rows]

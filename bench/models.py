@@ -120,7 +120,10 @@ def run(options: argparse.Namespace) -> list[Row]:
         os.environ |= {"PYTHONPATH": str(INTERPRETER), "TRITON_INTERPRET": "1"}
     for name in options.only or TRAINED:
         with tempfile.TemporaryDirectory() as folder:
-            family, commit = FamilyRun(options, name, Path(folder)), git("rev-parse", "--short=9", "HEAD")
+            family, commit = (
+                FamilyRun(options.engine, name, Path(folder), options.set, options.runner),
+                git("rev-parse", "--short=9", "HEAD"),
+            )
             before = rows.get(_key(family.found), {})
             if options.adapters:
                 row = family.found | before | asyncio.run(family.adapted(Path(folder)))
@@ -142,9 +145,10 @@ def _key(row: Row) -> tuple[int, int, int]:
 class FamilyRun:
     """A family on two instances of an engine."""
 
-    def __init__(self, options: argparse.Namespace, name: str, folder: Path) -> None:
-        self.engine, self.runner, self.name = options.engine, options.runner, name
-        self.overrides: Sequence[str] = options.set
+    def __init__(
+        self, engine: str, name: str, folder: Path, overrides: Sequence[str] = (), runner: str = "first"
+    ) -> None:
+        self.engine, self.runner, self.name, self.overrides = engine, runner, name, overrides
         tokenizer = EXAMPLE / "weights"
         self.models = [write_family(folder / f"{seed}", name, seed, tokenizer) for seed in (1, 2)]
         self.block_tokens = 0

@@ -10,6 +10,7 @@ import sys
 import attrs
 import msgspec
 import pytest
+import torch
 
 from tests.support.installed import skip_without
 
@@ -106,12 +107,34 @@ def in_turns(result):
     )
 
 
+def furthest(groups, result, model):
+    """Return how far the engine's log-probs are from those of the model in training, in nats at most."""
+    from seer_rl import batches, models, trainer
+    from seer_rl.config import TrainTable
+
+    prompts = {group.id: group for group in groups}
+    samples = []
+    for each in result.completions:
+        group = prompts[each.group_id]
+        images = each.attachments or group.attachments
+        mask = bytes(each.loss_mask) if each.turns else None
+        shown = images if isinstance(images, PlacedImages) else None
+        prompt = group.prompt_token_ids
+        samples.append(trainer.Sample(prompt, each.token_ids, each.logprobs, 1.0, mask, images=shown))
+    seeing = models.HuggingFaceModel(TrainTable("", ""), model)
+    with torch.no_grad():
+        return max(
+            (seeing.logprobs(batch) - batch.engine_logprobs).abs().max().item()
+            for batch in batches.micro_batches(samples, 4096, packed=False)
+        )
+
+
 def tokens_of(result):
     return {each.request_id: list(each.token_ids) for each in result.completions}
 
 
 def test_images_move_turn_are_drafted_and_survive_a_kill_with_the_tokens_of_vllm_alone(tmp_path):
-    run = FamilyRun("vllm", "Qwen2-VL", tmp_path, ())
+    run = FamilyRun("vllm", "Qwen2-VL", tmp_path)
     run.block_tokens = 32
 
     async def respond():
@@ -146,6 +169,7 @@ def test_images_move_turn_are_drafted_and_survive_a_kill_with_the_tokens_of_vllm
         assert len(one.turns) == len(other.turns) == 3
         assert one.attachments == other.attachments
         assert len(one.attachments["images"]) == 2 + (2 if one.group_id == "turned-0" else 0)
+    assert furthest(groups, whole, run.models[0]) < 1e-4
     assert "vLLM makes 6 tokens of an image for which the prompt has 5" in other_length
     assert "has changed since the prompt was read" in changed
     greedy = [group for group in groups if not group.sampling.temperature]
