@@ -191,7 +191,7 @@ def test_nothing_that_listens_is_a_server_that_cannot_be_reached(ask, token_file
 
 
 def listening(sock, version):
-    """Return who listens on a socket's port by this version of IP; by the other one somebody else may."""
+    """Return who listens on a socket's port by this version of IP; by the other another program may."""
     found = listeners._listeners(sock.getsockname()[1])
     return [(str(where), user) for where, user in found if where.version == version]
 
