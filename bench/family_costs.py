@@ -21,12 +21,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from seer_divided_rollout.splitter import AffordableChunks
 from seer_session.runtime import Runtime
 from seer_testing.families import FAMILIES, VOCABULARY
 
-from bench.harness import Row, StoredResult, git, markdown
+from bench.harness import Row, git, markdown, stored_rows
 from bench.models import (
     ENGINES,
     LEAST_CHUNK_TOKENS,
@@ -59,11 +58,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> list[Row]:
     """Measure families, one after the other; other rows stay as they are stored."""
-    try:
-        stored = msgspec.json.decode(options.json.read_bytes(), type=StoredResult).rows
-    except (AttributeError, OSError):
-        stored = []
-    rows = {row["family"]: row for row in stored}
+    rows = {row["family"]: row for row in stored_rows(options)}
     for name in options.only or [each for each in TRAINED if each not in UNABLE]:
         with tempfile.TemporaryDirectory() as folder:
             row = asyncio.run(FamilyCosts(ENGINES[0], name, Path(folder), options.set).row())

@@ -194,6 +194,14 @@ NUMBERS = re.compile(rb"\[\s+([^][{}\"]+?)\s+\]")
 """A list of numbers over several lines."""
 
 
+def stored_rows(options: argparse.Namespace) -> Sequence[Row]:
+    """Return the rows that the file of ``--json`` has, which a run of some rows keeps; none without one."""
+    try:
+        return msgspec.json.decode(options.json.read_bytes(), type=StoredResult).rows
+    except (AttributeError, OSError):
+        return []
+
+
 def readable(result: StoredResult) -> bytes:
     """Return a result as JSON, with a line for each value, and one for all of a list of numbers."""
     lines = msgspec.json.format(msgspec.json.encode(result)) + b"\n"

@@ -28,13 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import msgspec
 from seer_host.config_files import Config, make_config
 from seer_session.assembly import fill_slots
 from seer_session.runtime import Runtime
 from seer_testing.families import FAMILIES, VOCABULARY, write_family
 
-from bench.harness import EXAMPLE, ROOT, Row, StoredResult, git, markdown
+from bench.harness import EXAMPLE, ROOT, Row, git, markdown, stored_rows
 from bench.placers import AlwaysMigrate
 from seer_core.errors import SeerError
 from seer_core.model import Completion, Request
@@ -111,19 +110,13 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> list[Row]:
     """Roll out families, one after the other, on forks of one process; other rows stay as they are stored."""
-    try:
-        stored = msgspec.json.decode(options.json.read_bytes(), type=StoredResult).rows
-    except (AttributeError, OSError):
-        stored = []
-    rows = {_key(row): row for row in stored}
+    rows = {_key(row): row for row in stored_rows(options)}
     if options.runner == "second":
         os.environ |= {"PYTHONPATH": str(INTERPRETER), "TRITON_INTERPRET": "1"}
     for name in options.only or TRAINED:
         with tempfile.TemporaryDirectory() as folder:
-            family, commit = (
-                FamilyRun(options.engine, name, Path(folder), options.set, options.runner),
-                git("rev-parse", "--short=9", "HEAD"),
-            )
+            family = FamilyRun(options.engine, name, Path(folder), options.set, options.runner)
+            commit = git("rev-parse", "--short=9", "HEAD")
             before = rows.get(_key(family.found), {})
             if options.adapters:
                 row = family.found | before | asyncio.run(family.adapted(Path(folder)))

@@ -217,6 +217,7 @@ class Scheduler:
             if self._living and not self.paused:
                 self._dispatch(commands)
                 if self._to_end is not None:
+                    self._stage = self.policies.placer
                     self._end_some(self._to_end(), commands)
             self._check_queue()
         except BaseException as error:
@@ -370,7 +371,6 @@ class Scheduler:
         """End the chunks of requests that the placer would rather have elsewhere, or later."""
         for request in requests:
             if not isinstance(request, Request) or request.state is not RUNNING:
-                self._stage = self.policies.placer
                 raise self._attribute_error(f"ends {shown(request)}, which is no running request")
             assert request.instance is not None
             commands.append(EndChunk(request.id, request.instance, "goes_on"))

@@ -775,6 +775,16 @@ def test_a_placer_ends_chunks_once_nothing_more_is_placed(make_rig):
         rig.finish("g/1", 60)
 
 
+def test_a_placer_that_fails_when_asked_which_are_to_end_is_named(make_rig):
+    class Failing(LeastLoaded):
+        def to_end(self):
+            raise ValueError("lost count")
+
+    rig = make_rig(policies(placer=Failing()))
+    with pytest.raises(PluginError, match=r"'mine', slot 'placer'.*raised ValueError: lost count"):
+        rig.start("a")
+
+
 @pytest.mark.parametrize("tokens", [0, 101, True, 2.0])
 def test_what_is_reserved_of_a_chunk_is_a_part_of_it(make_rig, tokens):
     rig = make_rig(policies(placer=Reserving(lambda _: tokens)))
