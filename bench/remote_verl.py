@@ -32,6 +32,8 @@ LOADS: Mapping[str, Callable[[Path], Workload]] = {
     "dapo-32b": lambda data: recorded(data, "dapo-32b", 2, 4),
 }
 """Responses of about 150 tokens in the mean: shorter ones would measure what a request costs, and no more."""
+SENDING_S = 1e-6
+"""Between two requests of verl's client: they come in an order, and no time passes."""
 FIGURES = ("total_time_s", "tail_time_s", "prefilled_tokens", "recomputed_tokens", "chunks")
 
 
@@ -59,7 +61,7 @@ def measure_verl(options: argparse.Namespace) -> list[Row]:
             seeing: dict[str, list[CompletionLog]] = {OWN: [log], SEER: []}
             arms = {arm: _rolled_out(load, how, step, seeing[arm]) for arm, how in ARMS.items()}
             found.append(arms)
-            steps.append(_watched(log, step))
+            steps.append(_watched(log, step, [each.id for each in load.groups(step)]))
             print(name, step, *(f"{its['total_time_s']:.2f} s" for its in arms.values()), file=sys.stderr)
         engine = load.tables["engine"]["sim"]
         said = shadow(steps, max_running=engine["max_running"], kv_tokens=engine["kv_capacity_tokens"])
@@ -85,8 +87,10 @@ def _rolled_out(
     return {name: getattr(run.summary, name) for name in FIGURES}
 
 
-def _watched(log: CompletionLog, step: int) -> list[WatchedRequest]:
-    """Return what verl's client sees: all requests are sent at the beginning."""
+def _watched(log: CompletionLog, step: int, groups: Sequence[str]) -> list[WatchedRequest]:
+    """Return what verl's client sees: all requests are sent at the beginning, group by group."""
+    places = {group: place for place, group in enumerate(groups)}
+    sent = sorted(log.completions, key=lambda each: (places[each.group_id], each.index))
     return [
         WatchedRequest(
             step,
@@ -94,10 +98,10 @@ def _watched(log: CompletionLog, step: int) -> list[WatchedRequest]:
             each.instances[0],
             each.chunks[0].cached_tokens + each.chunks[0].prefilled_tokens,
             len(each.token_ids),
-            0.0,
+            number * SENDING_S,
             each.finished_s,
         )
-        for each in log.completions
+        for number, each in enumerate(sent)
     ]
 
 

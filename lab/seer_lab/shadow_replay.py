@@ -1,13 +1,14 @@
 """Servers as a shadow sees them: requests in the order in which they came, as far as there is room for them.
 
-A server runs what its KV and its limit of requests allow; where KV runs short it preempts the request that it
-took last, as vLLM does, and computes its context again later.  A step takes so long, so much more for each
-request in it, and for each token of their contexts; so does each token of a prompt before it.
+A server runs what its KV and its limit of requests allow.  The requests of a group share the KV of their
+prompt, as with prefix caching.  Where KV runs short a server preempts the request that it took last, as vLLM
+does, and computes its context again later.  A step takes so long, so much more for each request in it, and
+for each token of their contexts; so does each token of a prompt before it.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 import attrs
@@ -56,6 +57,7 @@ class ServerLimits(msgspec.Struct, frozen=True):
 @attrs.define(eq=False)
 class _Running:
     number: int
+    group: str
     context: int
     left: int
 
@@ -74,7 +76,15 @@ class ReplayedServer:
         self._coming = deque(sorted(numbers, key=lambda number: requests[number].began_s))
         self._waiting: deque[_Running] = deque()
         self._running: list[_Running] = []
-        self._used = 0
+        self._used = self._contexts = 0
+        self._members: Counter[str] = Counter()
+        """The running requests of each group."""
+        self._prompts: dict[str, int] = {}
+        """The tokens that a group's prompts have in common: of later turns, those of the first."""
+        for number in numbers:
+            its = requests[number]
+            most = self._prompts.get(its.group, its.prompt_tokens)
+            self._prompts[its.group] = max(0, min(most, its.prompt_tokens - 1))
         self.now_s = self.idle_s = 0.0
         """Since the first request came, and how much of it there was none."""
         self.began_s = requests[self._coming[0]].began_s
@@ -106,27 +116,29 @@ class ReplayedServer:
         while self._coming and self._arrival_s <= self.now_s + 1e-9:
             number = self._coming.popleft()
             its = self._requests[number]
-            self._waiting.append(_Running(number, max(1, its.prompt_tokens), its.tokens))
+            self._waiting.append(_Running(number, its.group, max(1, its.prompt_tokens), its.tokens))
 
     def _admit(self) -> None:
         most, room = self._limits.max_running, self._limits.kv_tokens
         while self._waiting and len(self._running) < most:
             first = self._waiting[0]
-            if room and self._running and self._filled + first.context + HALF_BLOCK > room:
+            new = self._own(first)
+            if room and self._running and self._filled + new + HALF_BLOCK > room:
                 return
-            self._waiting.popleft()
-            self._running.append(first)
-            self._used += first.context
-            self._count((0.0, 0.0, 0.0, float(first.context)))
+            self._running.append(self._waiting.popleft())
+            self._members[first.group] += 1
+            self._used += new
+            self._contexts += first.context
+            self._count((0.0, 0.0, 0.0, float(new)))
 
     def _steps(self) -> None:
         """Run steps until something changes."""
         running, room = self._running, self._limits.kv_tokens
         while room and len(running) > 1 and self._filled + len(running) > room:
-            last = running.pop()  # it comes back before those that wait
-            self._used -= last.context
+            last = running[-1]  # it comes back before those that wait
+            self._leave(last)
             self._waiting.appendleft(last)
-        count, contexts = len(running), self._used
+        count, contexts = len(running), self._contexts
         steps = min(each.left for each in running)
         if room:
             steps = max(1, min(steps, (room - self._filled) // count))
@@ -140,10 +152,20 @@ class ReplayedServer:
             each.context += steps
             each.left -= steps
         self._used += steps * count
+        self._contexts += steps * count
         for each in [each for each in running if not each.left]:
-            running.remove(each)
-            self._used -= each.context
+            self._leave(each)
             self.ends[each.number] = self._counts, self.now_s
+
+    def _own(self, request: _Running) -> int:
+        """Return the tokens of KV that a request has for itself, without a prompt that its group holds."""
+        return request.context - (self._prompts[request.group] if self._members[request.group] else 0)
+
+    def _leave(self, request: _Running) -> None:
+        self._running.remove(request)
+        self._members[request.group] -= 1
+        self._used -= self._own(request)
+        self._contexts -= request.context
 
     def _count(self, more: Counts) -> None:
         steps, requests, contexts, prompts = self._counts

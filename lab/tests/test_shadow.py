@@ -46,7 +46,7 @@ def test_a_replay_takes_as_long_as_the_step_did():
 
 
 def test_where_kv_runs_short_requests_wait_or_are_preempted_and_their_contexts_are_computed_again():
-    requests = [WatchedRequest(0, "g", "s", 16, 64, 0.0, 1.0) for _ in range(4)]
+    requests = [WatchedRequest(0, f"g{number}", "s", 16, 64, 0.0, 1.0) for number in range(4)]
     costs = StepCosts(step_s=1.0)
     assert replayed_s(requests, costs, ServerLimits()) == 64
     two_at_a_time = ServerLimits(kv_tokens=2 * (16 + 64 + 8))
@@ -54,6 +54,20 @@ def test_where_kv_runs_short_requests_wait_or_are_preempted_and_their_contexts_a
     again = StepCosts(step_s=0.0, prompt_s=1.0)
     assert replayed_s(requests, again, ServerLimits()) == 4 * 16
     assert replayed_s(requests, again, two_at_a_time) > 4 * 16
+
+
+def test_the_requests_of_a_group_share_the_kv_of_its_prompt_and_compute_it_once():
+    prompt, later_turn = 1000, 1100
+    group = [WatchedRequest(0, "g", "s", prompt, 64, 0.0, 1.0) for _ in range(4)]
+    others = [structs.replace(each, group=f"g{number}") for number, each in enumerate(group)]
+    steps, prompts = StepCosts(step_s=1.0), StepCosts(step_s=0.0, prompt_s=1.0)
+    limits = ServerLimits(kv_tokens=2 * (prompt + 64 + 8))
+    assert replayed_s(group, steps, limits) == 64
+    assert replayed_s(others, steps, limits) == 2 * 64
+    assert replayed_s(others, prompts, limits) == 4 * prompt
+    assert replayed_s(group, prompts, limits) == prompt + 3  # as vLLM computes a prompt's last token for each
+    longer = [structs.replace(group[0], prompt_tokens=later_turn), *group[1:]]
+    assert replayed_s(longer, prompts, limits) == later_turn + 3
 
 
 def test_costs_are_found_where_requests_have_waited_for_kv():
@@ -68,7 +82,7 @@ def test_costs_are_found_where_requests_have_waited_for_kv():
 
 def ended_by(costs, limits, placed):
     """Return requests of servers that came at once, with the ends that a replay gives them."""
-    coming = [WatchedRequest(0, "g", *each, 0.0, 1.0) for each in placed]
+    coming = [WatchedRequest(0, f"g{number}", *each, 0.0, 1.0) for number, each in enumerate(placed)]
     return [
         structs.replace(coming[number], ended_s=end_s)
         for server in replayed(coming, costs, limits)
