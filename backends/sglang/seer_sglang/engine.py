@@ -34,7 +34,7 @@ from seer_core.model import Sampling
 from seer_core.model.arrays import LEAST_LOGPROB, Logprobs, PromptLogprobs, TopLogprobs
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore
-from seer_sglang import attention, drafting, embedding, internals
+from seer_sglang import attention, drafting, embedding, experts, internals
 from seer_sglang.blocks import SglangLayers
 from seer_sglang.pooling import KvPoolAdapter
 from seer_sglang.ranked_pool import FollowingPool, LeadingPool
@@ -152,6 +152,8 @@ class SglangEngine:
             drafting.put_in_place(self._room)
         if args.device == "cpu":
             keep_in_plain_memory()
+        if args.device == "cpu" and args.ep_size > 1:
+            experts.install()
         number = self.ranks.number
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=number, gpu_id=number))
         with reserved_port() if port is None else nullcontext(port) as meeting:

@@ -31,6 +31,7 @@ SAMPLED = "tokens are not sampled by key"
 ACCOUNT = "chunks come without an account of what they cost"
 WEIGHTS = "new weights cannot be loaded"
 VERIFIED = "drafts are not verified by key"
+SPREAD = "a rank on a CPU cannot compute its experts alone"
 COMPILED = "instances of several ranks compile a kernel at each start"
 TREES = "trees of drafts have no attention on a CPU"
 RETRACTED = "drafts take KV memory that chunks were promised, which are put back then"
@@ -135,6 +136,12 @@ IMPORTED = (
             "added_vocab_start_index",
             "added_vocab_end_index",
         ),
+    ),
+    Name(
+        "sglang.srt.layers.moe.fused_moe_native",
+        "moe_forward_native",
+        SPREAD,
+        ("layer", "x", "topk_output", "moe_runner_config"),
     ),
     *(
         Name("sglang.srt.model_loader.loader:DefaultModelLoader", name, WEIGHTS, takes)

@@ -6,7 +6,7 @@ import pytest
 
 from seer_core.ports.drafting import SourceSpec, StepTimes
 
-pytest.register_assert_rewrite("backends.tests.ranks_contract")
+pytest.register_assert_rewrite("backends.tests.ranks_contract", "backends.tests.spread_experts")
 pytestmark = pytest.mark.engine
 pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
@@ -16,6 +16,7 @@ from backends.tests.ranks_contract import (  # noqa: E402
     RanksContract,
     expect_a_rollout_in_which_a_rank_dies,
 )
+from backends.tests.spread_experts import expect_spread_experts_to_change_nothing  # noqa: E402
 
 SECOND = "seer_sglang.rank"
 """In the command of rank 1, or in the title of its process if rank 0 has forked it."""
@@ -91,6 +92,19 @@ class TestRanksOfSglang(RanksContract):
 
     def test_a_worker_and_its_ranks_end_together(self, pair):
         self.expect_all_to_end_together(pair)
+
+    def test_experts_spread_over_ranks_change_no_token_and_no_choice_of_experts(
+        self, start, pool, tmp_path, prompts, moved
+    ):
+        expect_spread_experts_to_change_nothing(
+            start,
+            pool,
+            tmp_path,
+            prompts(4),
+            moved,
+            spread={"ep_size": 2},
+            both={"enable_return_routed_experts": True},
+        )
 
 
 @pytest.mark.long

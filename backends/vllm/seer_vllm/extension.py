@@ -39,6 +39,10 @@ class WorkerExtension:
     def seer_install(self, end_token_ids: Sequence[int]) -> str | None:
         """Sample by key, and time the drafts if there are any; return which model runner it is."""
         runner = self.model_runner
+        if current_platform.is_cpu() and self.vllm_config.parallel_config.enable_expert_parallel:
+            from seer_vllm import cpu_experts
+
+            cpu_experts.install()
         if self.vllm_config.use_v2_model_runner:
             internals.check_second_runner(runner)
             self._seer_sampler = second_runner_sampling.install(runner)

@@ -111,6 +111,12 @@ class VllmAdapter(EngineAdapter):
                 "drafts for a model with recurrent layers need Triton, which vLLM's build for CPUs has not:"
                 " take the drafter out of [seer].plugins"
             )
+        spread = ranks > 1 and config.parallel_config.enable_expert_parallel
+        if spread and current_platform.is_cpu() and config.model_config.quantization is not None:
+            raise EngineError(
+                "vLLM's kernels of quantised experts for CPUs cannot find those of a rank: take"
+                " enable_expert_parallel out of engine_args"
+            )
         settle_scheduler(config, ahead)
         patches.fork_ranks()
         self.engine = LLMEngine.from_vllm_config(config, usage, disable_log_stats=args.disable_log_stats)

@@ -44,6 +44,7 @@ ACCOUNT = "chunks come without an account of what they cost"
 PROOF = "nothing proves that a layer answers by the weights just loaded"
 SPLIT = "verifying short drafts on a CPU costs three times as much"
 VERIFIED = "drafts are not verified by key"
+EXPERTS = "a rank on a CPU takes its experts for all"
 PIECES = "responses that stream come at the ends of chunks"
 RAGGED = "the drafts of a step have no common length, and steps no full CUDA graph"
 UNDRAFTED = "there are no drafts"
@@ -163,8 +164,25 @@ ON_CPU = (
             "causal",
         )
     ),
+    Name(
+        "vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts",
+        "apply",
+        EXPERTS,
+        (
+            "self",
+            "output",
+            "hidden_states",
+            "w1",
+            "w2",
+            "topk_weights",
+            "topk_ids",
+            "activation",
+            "global_num_experts",
+            "expert_map",
+        ),
+    ),
 )
-"""What is looked for besides where drafts are verified on a CPU."""
+"""What is looked for besides on a CPU."""
 
 RUNNER = (
     Name(_RUNNER, "requests", SAMPLED),

@@ -42,6 +42,7 @@ OWN_ENGINE_ARGS = {
     "disable_log_stats": "write metrics of [engine.vllm]",
     "distributed_executor_backend": "it follows from tensor_parallel",
     "dtype": "write dtype of [engine.vllm]",
+    "enable_eplb": "vLLM loads new weights of experts to where these were at the start",
     "enable_lora": LORA,
     "enable_return_routed_experts": "only instances of SGLang answer the experts that they take",
     "enforce_eager": "write enforce_eager of [engine.vllm]",

@@ -4,14 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
+from seer_testing.families import QUANTISED, write_family
 
+from seer_core.errors import EngineError
 from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.weights import directory
 
-pytest.register_assert_rewrite("backends.tests.ranks_contract")
+pytest.register_assert_rewrite("backends.tests.ranks_contract", "backends.tests.spread_experts")
 pytestmark = pytest.mark.engine
 pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
+from backends.tests.families import TOKENIZER  # noqa: E402
 from backends.tests.ranks_contract import (  # noqa: E402
     PLAIN,
     SAMPLINGS,
@@ -20,6 +23,7 @@ from backends.tests.ranks_contract import (  # noqa: E402
     expect_a_rollout_in_which_a_rank_dies,
     forget_all,
 )
+from backends.tests.spread_experts import expect_spread_experts_to_change_nothing  # noqa: E402
 
 BLOCK = 32
 
@@ -113,6 +117,19 @@ class TestRanksOfVllm(RanksContract):
 
     def test_a_worker_and_its_ranks_end_together(self, pair):
         self.expect_all_to_end_together(pair)
+
+    def test_experts_spread_over_ranks_change_no_token(self, start, pool, tmp_path, prompts, moved):
+        spread = {"enable_expert_parallel": True}
+        expect_spread_experts_to_change_nothing(
+            start, pool, tmp_path, prompts(4), moved, spread=spread, both={}
+        )
+
+    def test_quantised_experts_spread_over_ranks_of_a_cpu_are_refused(self, start, tmp_path):
+        model = write_family(tmp_path / "model", "Qwen3-MoE", 1, TOKENIZER)
+        path = model / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": QUANTISED}))
+        with pytest.raises(EngineError, match="vLLM's kernels of quantised experts for CPUs cannot find"):
+            start(model, tensor_parallel=2, engine_args={"enable_expert_parallel": True})
 
 
 def test_a_divided_and_drafted_rollout_in_which_a_rank_dies_has_the_tokens_of_one_rank(
