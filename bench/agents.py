@@ -33,11 +33,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 from seer_cli.stats import ratios
-from seer_lab.choose import choose_workload
 from seer_lab.paced import SCHEDULERS
 from seer_lab.policies import POLICIES
 from seer_lab.recorded import RecordedLengths, read_recorded
 from seer_lab.simulate import SimulatedIteration, simulate
+from seer_lab.workload_choice import choose_workload
 
 from bench.harness import Row, cell, markdown, spread_of
 

@@ -154,9 +154,10 @@ class OutsideTimer:
 def vllm(start: Callable[..., Start], timer: OutsideTimer | WaitCounter) -> Any:
     """Return an instance of vLLM."""
     from seer_vllm.instance import VllmAdapter
-    from seer_vllm.plugin import Settings, engine_args
+    from seer_vllm.plugin import Settings as VllmSettings
+    from seer_vllm.plugin import engine_args
 
-    settings = Settings(model="weights", dtype="float32", **LIMITS)
+    settings = VllmSettings(model="weights", dtype="float32", **LIMITS)
     adapter: Any = VllmAdapter(start(engine_args(settings, EXAMPLE / "weights")))
     if isinstance(timer, WaitCounter):
         count_vllm(adapter, timer)
@@ -173,9 +174,10 @@ def runner_of(adapter: Any) -> Any:
 def sglang(start: Callable[..., Start], timer: OutsideTimer | WaitCounter) -> Any:
     """Return an instance of SGLang."""
     from seer_sglang.instance import SglangAdapter
-    from seer_sglang.plugin import Settings, engine_args
+    from seer_sglang.plugin import Settings as SglangSettings
+    from seer_sglang.plugin import engine_args
 
-    settings = Settings(model="weights", dtype="float32", **LIMITS)
+    settings = SglangSettings(model="weights", dtype="float32", **LIMITS)
     adapter: Any = SglangAdapter(start(engine_args(settings, EXAMPLE / "weights")))
     if isinstance(timer, WaitCounter):
         count_sglang(adapter, timer)
@@ -188,10 +190,10 @@ def paced(start: Callable[..., Start], timer: OutsideTimer) -> Any:
     """Return vLLM's scheduler on an emulated accelerator."""
     from msgspec import to_builtins
     from seer_paced.emulated_clock import CountingClock
-    from seer_paced.settings import Settings
+    from seer_paced.settings import Settings as PacedSettings
     from seer_paced.vllm_instance import EmulatedVllm
 
-    settings = Settings(
+    settings = PacedSettings(
         preset="h800-qwen2.5-14b",
         kv_capacity_tokens=1 << 21,
         max_model_tokens=LIMITS["max_model_tokens"],

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from msgspec import structs
-from seer_host.watched import WatchedRequest
+from seer_host.shadow_records import WatchedRequest
 from seer_lab import simulate as laboratory
 from seer_lab.emulated import CompletionLog, dearer
 from seer_lab.policies import POLICIES

@@ -21,13 +21,13 @@ from seer_session.runtime import Runtime
 
 from seer_cli.common import config_options, degradation_line, main_options, run_async
 from seer_cli.controls import RunControls
+from seer_cli.dashboard_run import watched
 from seer_cli.display import Display
 from seer_cli.display_frame import standing
 from seer_cli.installed import describe
 from seer_cli.output import RUN_FILES, InputPath, check_apart, check_writable, write_json
 from seer_cli.output_dir import OutputDir
 from seer_cli.report.options import DASHBOARD_OPTION
-from seer_cli.watched import watched
 from seer_core.errors import SeerError, printable
 from seer_core.plugins.slots import Assembly
 from seer_core.ports.kv import PoolStats

@@ -22,7 +22,6 @@ from seer_host.tables import structure
 from seer_sim.plugin import Settings
 
 from seer_lab.bound import Bound, bounds_of
-from seer_lab.choose import PRESSURE, choose_workload
 from seer_lab.drawing import importing_to_draw
 from seer_lab.lengths import DrawnLengths, GroupLengths
 from seer_lab.options import (
@@ -42,6 +41,7 @@ from seer_lab.recorded import log_files
 from seer_lab.replayed import read_replayed, with_replayed
 from seer_lab.simulate import ENGINES, SimulatedIteration, simulate
 from seer_lab.table import rows_of, share_rows, share_table, table_of, to_json
+from seer_lab.workload_choice import PRESSURE, choose_workload
 from seer_lab.workloads import WORKLOADS, Workload, context_tokens
 
 __all__ = ["sim_command"]

@@ -67,11 +67,12 @@ def paced_fleet(config: Config, lengths: TrueLengths, text: RecordedText | None)
     """
     scheduler = config.engine[ENGINE].get("scheduler", "vllm")
     try:
-        from seer_paced.plugin import Settings, make_fleet
+        from seer_paced.plugin import Settings as PacedSettings
+        from seer_paced.plugin import make_fleet
         from seer_paced.script import Recorded, Script
     except ImportError as error:
         raise ConfigError(MISSING[scheduler].format(error)) from error
-    settings = structure(config.engine[ENGINE], Settings, "engine.paced")
+    settings = structure(config.engine[ENGINE], PacedSettings, "engine.paced")
     recorded = None
     if text is not None:
         recorded = {

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 from seer_host.json_files import JsonFormat
-from seer_host.watched import WatchedRequest
+from seer_host.shadow_records import WatchedRequest
 
 from seer_core.errors import InputError
 from seer_lab.lengths import GroupLengths

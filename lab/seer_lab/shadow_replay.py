@@ -15,7 +15,7 @@ import attrs
 import msgspec
 import numpy as np
 from scipy.optimize import nnls
-from seer_host.watched import WatchedRequest
+from seer_host.shadow_records import WatchedRequest
 
 __all__ = ["ReplayedServer", "ServerLimits", "StepCosts", "fit_costs", "replayed", "replayed_s"]
 

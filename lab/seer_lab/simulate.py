@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import attrs
 import msgspec
-from seer_cli.garbage import no_collections
+from seer_cli.garbage_collection import no_collections
 from seer_host.config_files import Config
 from seer_host.tables import structure
 from seer_session.assembly import assemble

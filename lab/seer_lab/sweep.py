@@ -12,11 +12,11 @@ import msgspec
 from seer_cli.stats import Spread, ratios, spread
 
 from seer_core.errors import ConfigError, quote
-from seer_lab.choose import choose_workload
 from seer_lab.options import SIZES, check_once, check_policies, check_repeats, keys_of
 from seer_lab.policies import PolicySet
 from seer_lab.recorded import read_recorded
 from seer_lab.simulate import simulate
+from seer_lab.workload_choice import choose_workload
 from seer_lab.workloads import Workload
 
 __all__ = ["SweptPoint", "SweptWorkload", "parse_axis", "sweep", "swept_workloads"]

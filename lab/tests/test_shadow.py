@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 from msgspec import structs
-from seer_host.watched import WatchedRequest
+from seer_host.shadow_records import WatchedRequest
 from seer_lab.shadow import read_watched, shadow
 from seer_lab.shadow_cli import shadow_command
 from seer_lab.shadow_replay import ServerLimits, StepCosts, fit_costs, replayed, replayed_s

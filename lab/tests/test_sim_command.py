@@ -6,12 +6,12 @@ import sys
 import msgspec
 import pytest
 from seer_host.config_files import load_config
-from seer_lab.choose import choose_workload
 from seer_lab.lengths import last_epoch
 from seer_lab.order_notes import order_notes
 from seer_lab.policies import POLICIES, parse_policy
 from seer_lab.simulate import simulate
 from seer_lab.table import TableRow, rows_of, to_json
+from seer_lab.workload_choice import choose_workload
 from seer_session.assembly import fill_slots
 
 from seer_core.errors import ConfigError, PluginError, PromptError, StalledError

@@ -4,10 +4,10 @@ import json
 import sys
 
 import pytest
-from seer_lab.choose import choose_workload
 from seer_lab.policies import POLICIES
 from seer_lab.simulate import simulate
 from seer_lab.sweep import parse_axis, sweep, swept_workloads
+from seer_lab.workload_choice import choose_workload
 
 from seer_core.errors import ConfigError
 

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from seer_lab.choose import choose_workload
 from seer_lab.lengths import GroupLengths
 from seer_lab.traces import read_lengths
+from seer_lab.workload_choice import choose_workload
 
 from seer_core.errors import ConfigError, PromptError
 

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from seer_lab.choose import choose_workload
 from seer_lab.lengths import RecordedTurn
 from seer_lab.policies import POLICIES
 from seer_lab.simulate import simulate
 from seer_lab.traces import read_lengths
+from seer_lab.workload_choice import choose_workload
 
 from seer_core.errors import ConfigError, PromptError
 from seer_core.model.events import AskEnvironment, EnvironmentAnswered

@@ -2,9 +2,9 @@
 
 import msgspec
 import pytest
-from seer_lab.choose import choose_workload
 from seer_lab.emulated import dearer
 from seer_lab.lengths import DrawnLengths, GroupLengths
+from seer_lab.workload_choice import choose_workload
 from seer_lab.workloads import (
     CLUSTERS,
     NODE_DRAM_BYTES,

@@ -185,7 +185,7 @@ class Insomniac(Altered):
         super().submit(job)
 
 
-class Mortal(Altered):
+class CannotStopTwice(Altered):
     stopped = False
 
     async def stop(self):
@@ -238,7 +238,7 @@ ENGINES = [
     (engine(Loyal), FORGOTTEN, r"reset_cache\(\) left \d+ tokens"),
     (engine(Restless), SLEEP, "answered a chunk asleep"),
     (engine(Insomniac), IDLE, "slept before it had started"),
-    (engine(Mortal), STOPS, "stopped already"),
+    (engine(CannotStopTwice), STOPS, "stopped already"),
     (engine(Sociable), "test_without_drafter_and_pool_it_goes_without", ""),
     (engine(Approximate), "test_steps_are_measured_on_the_grid_asked_for", ""),
 ]

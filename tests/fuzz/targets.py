@@ -26,10 +26,10 @@ from seer_cli.profiles import read_profile
 from seer_grouped_spec.replay import load, replay
 from seer_host.config_files import RolloutTable, load_config
 from seer_host.frames import Frames, WireError, encode
-from seer_lab.choose import choose_workload
 from seer_lab.fit import fit
 from seer_lab.traces import read_lengths
 from seer_lab.twin import recorded_drafts
+from seer_lab.workload_choice import choose_workload
 from seer_session.assembly import assemble
 from seer_session.prompts import read_prompts
 from seer_sim.tokens import ByteTokenizer

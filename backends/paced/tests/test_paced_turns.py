@@ -4,9 +4,9 @@ import json
 from functools import cache
 
 import pytest
-from seer_lab.choose import choose_workload
 from seer_lab.policies import POLICIES
 from seer_lab.simulate import simulate
+from seer_lab.workload_choice import choose_workload
 
 pytestmark = pytest.mark.engine
 

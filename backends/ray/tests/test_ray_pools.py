@@ -12,7 +12,7 @@ from seer_divided_rollout import Chunks
 from seer_host.config_files import load_config
 from seer_kv_local import NodePools
 from seer_mooncake import MooncakePool
-from seer_mooncake import Settings as Mooncake
+from seer_mooncake import Settings as MooncakeSettings
 from seer_mooncake.cleanup import PREFIX
 from seer_mooncake.system import installation
 from seer_session.assembly import fill_slots
@@ -30,7 +30,7 @@ pytest.importorskip("ray")
 from machines import WORKER
 from ray_rollouts import Reaper, play, some_groups, tokens, workers_of
 from seer_ray.launcher import RayLauncher
-from seer_ray.settings import Settings
+from seer_ray.settings import Settings as RaySettings
 
 from tests.support.eventually import aeventually
 
@@ -67,7 +67,7 @@ def expected(make_runtime):
 @pytest.fixture
 def launcher(machines):
     """Two instances fit on a machine."""
-    return RayLauncher(Settings(address=machines.address, host=machines.host, cpus=0.5))
+    return RayLauncher(RaySettings(address=machines.address, host=machines.host, cpus=0.5))
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def mooncake(launcher):
     def make(**settings):
         own = {"buffer_bytes": 1 << 20, "start_timeout_s": 30.0, "timeout_s": 10.0}
         place = Path(settings.get("disk_path", tempfile.gettempdir()))
-        return MooncakePool(Mooncake(POOL_BYTES, **(own | settings)), place, launcher)
+        return MooncakePool(MooncakeSettings(POOL_BYTES, **(own | settings)), place, launcher)
 
     return make
 

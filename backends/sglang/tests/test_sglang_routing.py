@@ -162,7 +162,7 @@ learning_rate = 1e-3
 @pytest.mark.long
 def test_training_with_them_gives_the_same_weights_under_any_scheduler(model, records, tmp_path):
     from seer_rl.config import load_training
-    from seer_rl.start import train
+    from seer_rl.training_run import train
 
     drawn = [{**each, "temperature": 1.0} for each in records]
     (tmp_path / "prompts.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, drawn)))

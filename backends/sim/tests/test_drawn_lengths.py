@@ -5,8 +5,8 @@ from statistics import fmean, pvariance
 
 import msgspec
 import pytest
-from seer_lab.choose import choose_workload
 from seer_lab.lengths import DrawnLengths, TrueLengths
+from seer_lab.workload_choice import choose_workload
 
 from seer_core.errors import ConfigError
 

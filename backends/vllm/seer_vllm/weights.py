@@ -42,7 +42,7 @@ from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
 from seer_core.errors import EngineError
 from seer_core.ports.weights import WeightSource
 from seer_vllm import packing
-from seer_vllm.written import Written
+from seer_vllm.reload_writes import ReloadWrites
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +92,7 @@ def load(worker: Any, source: WeightSource, version: int) -> str:
             _keep(layer)
 
     began = perf_counter()
-    written = Written(model)
+    written = ReloadWrites(model)
     with _packing(model, before, after) as seconds:
         with written.watching():
             worker.reload_weights(weights_iterator=written.of(source))

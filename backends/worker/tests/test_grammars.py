@@ -145,7 +145,7 @@ def test_a_grammar_that_takes_too_long_is_given_up_once(model_dir, monkeypatch):
         compiled.append(wanted)
         goes_on.wait(PATIENCE_S)
 
-    monkeypatch.setattr("seer_worker.sampling.grammars.compile_form", compile)
+    monkeypatch.setattr("seer_worker.sampling.grammars.compile_grammar", compile)
     for _ in range(2):
         with pytest.raises(ValueError, match=r"takes more than 0\.05 s to compile; simplify it"):
             grammars.compile(FORMS["regex"])

@@ -13,7 +13,7 @@ from seer_host.json_files import JsonFormat
 from seer_trace.records import TraceRecord, read_trace
 
 from seer_cli.common import main_options
-from seer_cli.garbage import no_collections
+from seer_cli.garbage_collection import no_collections
 from seer_cli.output import JSON_OPTION, TRACE, InputPath, check_writable, names_of_runs, write_json
 from seer_core.errors import InputError, printable
 

@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from seer_host.off_switch import is_off
 from seer_host.routed_experts import routed_experts
-from seer_host.switch import is_off
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.filter_hub.base_types import (
     MetricGatherer,

@@ -12,7 +12,7 @@ import aiohttp
 import numpy as np
 import pytest
 from seer_divided_rollout.splitter import Chunks
-from seer_host.switch import is_off
+from seer_host.off_switch import is_off
 from seer_slime import generate_rollout
 from seer_slime.engines import kept_config
 from sglang_standin import StandInServers, experts_of

@@ -180,7 +180,7 @@ def test_a_client_that_goes_while_waiting_delays_no_other(serve_by_hand, reader,
 def test_weights_that_fail_with_an_instance_are_no_fault_of_the_client(
     serve_by_hand, playing, connect, tmp_path
 ):
-    class Mortal(playing.Hand):
+    class RunsOutOfMemory(playing.Hand):
         async def update_weights(self, source, version):
             self.sink.lost(self.id, "it ran out of memory")
             raise EngineError("it ran out of memory")
@@ -190,7 +190,7 @@ def test_weights_that_fail_with_an_instance_are_no_fault_of_the_client(
             raise EngineError("there is no room for them")
 
     save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with serve_by_hand(Mortal("hand-0"), Full("hand-1")) as served:
+    with serve_by_hand(RunsOutOfMemory("hand-0"), Full("hand-1")) as served:
         with pytest.raises(ClientError, match="out of memory") as caught:
             connect(served).update_weights(str(tmp_path))
         assert (caught.value.status, connect(served).state().weight_version) == (503, 0)

@@ -15,8 +15,8 @@ from seer_core.model.arrays import LEAST_LOGPROB, PromptLogprobs, TopLogprobs
 from seer_core.ports.engine import Tokenizer
 from seer_server.parsing import Reading, ToolCall
 from seer_server.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from seer_server.token_names import NamesInText, Place, names_of
 from seer_server.tools import NamedTool
-from seer_server.words import Place, Words, names_of
 
 __all__ = ["Answer", "Part", "usage"]
 
@@ -52,7 +52,7 @@ class Answer:
         self._alone = isinstance(asked, CompletionRequest) and asked.echoes_alone
         self.id = f"{'chatcmpl' if self._chat else 'cmpl'}-{token_hex(12)}"
         self._head = {"id": self.id, "created": int(time.time()), "model": model}
-        self._words: dict[int, Words] = {}
+        self._words: dict[int, NamesInText] = {}
         """Those of the tokens so far, by choice."""
         self._written: Counter[int] = Counter()
         self._prompt_tokens: dict[int, int] = {}
@@ -173,11 +173,11 @@ class Answer:
             prompt = "" if self._tokenizer is None else self._tokenizer.decode(given["prompt_token_ids"])
         return str(prompt) if self._alone else f"{prompt}{part.text}"
 
-    def _new_words(self) -> Words:
+    def _new_words(self) -> NamesInText:
         names = None if self._tokenizer is None else names_of(self._tokenizer)
-        return Words(names, ids=bool(self._asked.return_tokens_as_token_ids))
+        return NamesInText(names, ids=bool(self._asked.return_tokens_as_token_ids))
 
-    def _words_of(self, index: int) -> Words:
+    def _words_of(self, index: int) -> NamesInText:
         """Return the words of a choice, behind its tokens so far."""
         return self._words.setdefault(index, self._new_words())
 
@@ -228,7 +228,7 @@ class Answer:
             return None
         places: list[dict[int, dict[str, Any]] | None] = [None]
         names = None if self._tokenizer is None else names_of(self._tokenizer)
-        words = Words(names)
+        words = NamesInText(names)
         for token, logprob, top in _places_of(part)[1:]:
             places.append(
                 {

@@ -66,13 +66,13 @@ from seer_server.reservations import Reservations
 from seer_server.responses_api import ResponsesAnswer, parse_responses
 from seer_server.servers import CONTROL_CALLS, ControlCalls, ControlRoute
 from seer_server.sglang_api import SglangAnswer, parse_sglang
+from seer_server.shadow_recorder import ShadowRecorder
 from seer_server.structured_outputs import FormChecks, after_reasoning, refusal_of
 from seer_server.tokens_api import TokensAnswer, parse_tokens
 from seer_server.trajectories import IDLE_S, AgentTurn
 from seer_server.turns import EndTrajectories, trajectory_in, turn_of
 from seer_server.unsupported_fields import FieldError
 from seer_server.updates import Piece
-from seer_server.watching import Watcher
 
 __all__ = ["make_app"]
 
@@ -96,7 +96,7 @@ def make_app(
     trajectory_idle_s: float = IDLE_S,
     trust: Trust | None = None,
     off: bool = False,
-    watcher: Watcher | None = None,
+    recorder: ShadowRecorder | None = None,
 ) -> Starlette:
     """Return an ASGI application that starts a runtime with itself and ends it with itself.
 
@@ -112,7 +112,7 @@ def make_app(
     Where Seer is ``off``, requests are passed on to servers in turn, untouched, and nothing else of these
     counts but the ``token``.
 
-    A ``watcher`` notes the requests that are passed on so.
+    A ``recorder`` notes the requests that are passed on so.
 
     Raises:
         ConfigError: there are no such parsers, or no servers to pass requests on to.
@@ -134,7 +134,7 @@ def make_app(
     metrics.read("asleep", "Whether the instances sleep", lambda: broker.runtime.asleep)
     found = None if parsers is None or off else find_parsers(parsers, broker.runtime.tokenizer)
     forms = FormChecks()
-    calls = ControlCalls(broker, off, watcher)
+    calls = ControlCalls(broker, off, recorder)
     if off and not calls.servers:
         raise ConfigError("SEER=off passes requests on to servers of [engine.remote], and engines are none")
     service = _Service(broker, model, found, forms, calls)

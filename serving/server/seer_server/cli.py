@@ -13,11 +13,11 @@ from pathlib import Path
 import click
 import uvicorn
 from seer_cli.common import config_options, main_options
+from seer_cli.dashboard_run import watched
 from seer_cli.output import InputPath
 from seer_cli.report.options import DASHBOARD_OPTION
-from seer_cli.watched import watched
 from seer_host.config_files import Config
-from seer_host.switch import is_off
+from seer_host.off_switch import is_off
 from seer_host.viewer_port import allow_files
 from seer_journal import DiskJournal
 from seer_session.runtime import Runtime
@@ -29,9 +29,9 @@ from seer_server.broker import Trust
 from seer_server.http import is_loopback
 from seer_server.parsing import ParserNames
 from seer_server.process import OrderlyServer
+from seer_server.shadow_recorder import ShadowRecorder
 from seer_server.tokens import own_token, read_token
 from seer_server.trajectories import IDLE_S
-from seer_server.watching import Watcher
 
 __all__ = ["serve_command"]
 
@@ -205,7 +205,7 @@ def serve_command(
             most_requests,
             trust=Trust(most_fallbacks, stall_s, canary, canary_stop, partial(_renew, config)),
             off=is_off(),
-            watcher=None if watch_file is None else Watcher(watch_file),
+            recorder=None if watch_file is None else ShadowRecorder(watch_file),
             open_completions=open_completions,
             weight_roots=weight_roots,
             journal=journal,

@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from seer_core.errors import EngineError
 from seer_server.broker import BusyError, RolloutBroker
 from seer_server.http import Refused, pieces, unless_disconnected
-from seer_server.watching import Watcher
+from seer_server.shadow_recorder import ShadowRecorder
 
 __all__ = ["CONTROL_CALLS", "ControlCalls", "ControlRoute", "ControlledServer"]
 
@@ -203,7 +203,7 @@ class ControlCalls:
     broker: RolloutBroker
     off: bool = False
     """Whether Seer schedules nothing, so that there is nothing to hold."""
-    watcher: Watcher | None = None
+    recorder: ShadowRecorder | None = None
     """Notes the requests that are passed on, if it is there."""
     reasons: set[str] = attrs.Factory(set)
     _turn: asyncio.Lock = attrs.Factory(asyncio.Lock)
@@ -276,8 +276,8 @@ class ControlCalls:
             return await self.pass_on(request)
         body = await _read(request)
         query = request.url.query
-        if self.watcher is not None and call.effect is not Effect.NONE:
-            self.watcher.changed()
+        if self.recorder is not None and call.effect is not Effect.NONE:
+            self.recorder.changed()
         async with self._turn:
             servers = await self._having(call.method, path)
             if not self.off:
@@ -312,8 +312,8 @@ class ControlCalls:
             except EngineError as error:
                 failure = error
                 continue
-            if self.watcher is not None and status == OK:
-                found = self.watcher.pieces(body, server.address, found)
+            if self.recorder is not None and status == OK:
+                found = self.recorder.pieces(body, server.address, found)
             return _Passed(found, stack, status, kind)
         raise Refused(503, f"no server answers: {failure}")
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from seer_host.forms import compile_form
+from seer_host.output_grammars import compile_grammar
 from seer_host.threads import in_thread
 from seer_session.group_checks import flaw_of_form
 
@@ -112,7 +112,7 @@ def _flaw(form: StructuredOutputs) -> str | None:
         return None
     info: Any = xgrammar.TokenizerInfo([b"a", b""], stop_token_ids=[1])
     try:
-        compile_form(form, xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False))
+        compile_grammar(form, xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False))
     except ValueError as error:
         return str(error)
     return None

@@ -13,7 +13,7 @@ from seer_core.errors import ConfigError, printable
 from seer_rl.config import load_training
 from seer_rl.display import TrainDisplay
 from seer_rl.metrics import METRICS
-from seer_rl.start import train
+from seer_rl.training_run import train
 
 __all__ = ["train_command"]
 

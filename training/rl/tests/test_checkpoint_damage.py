@@ -10,7 +10,7 @@ import structlog
 import torch
 from seer_rl.checkpoints import Checkpoints
 from seer_rl.config import load_training
-from seer_rl.start import _make_trainer
+from seer_rl.training_run import _make_trainer
 from training_runs import read_metrics, reproducible, run, seer_train
 
 from seer_core.errors import SeerError

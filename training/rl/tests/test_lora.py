@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from seer_host.config_files import make_config
 from seer_rl.config import LoraTable, OptimizerTable, TorchTable, TrainTable
-from seer_rl.start import _make_trainer
 from seer_rl.torch_trainer import TorchTrainer
 from seer_rl.trainer import Sample
+from seer_rl.training_run import _make_trainer
 from transformers import AutoModelForCausalLM
 
 from seer_core.errors import ConfigError

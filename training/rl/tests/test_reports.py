@@ -5,7 +5,7 @@ import re
 import urllib.request
 
 from seer_rl.config import load_training
-from seer_rl.start import train
+from seer_rl.training_run import train
 from training_runs import RecordingListener, read_metrics, reproducible, run, seer_train
 
 from seer_core.model.events import RolloutPaused, RolloutResumed

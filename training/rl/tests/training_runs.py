@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from seer_cli import main
 from seer_rl import Response, rewards
 from seer_rl.config import load_training
-from seer_rl.start import train
+from seer_rl.training_run import train
 
 from tests.support.eventually import PATIENCE_S
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from seer_host.switch import is_off
+from seer_host.off_switch import is_off
 from verl.utils.ray_utils import auto_await
 
 from seer_core.errors import ConfigError

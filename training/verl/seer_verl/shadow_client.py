@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from seer_host.watched import WatchedRequest, append_watched
+from seer_host.shadow_records import WatchedRequest, append_watched
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 

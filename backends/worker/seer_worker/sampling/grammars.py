@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 import msgspec
 import torch
-from seer_host.forms import compile_form
+from seer_host.output_grammars import compile_grammar
 from torch import Tensor
 
 from seer_core.model.sampling import StructuredOutputs
@@ -101,7 +101,7 @@ class Grammars:
 
         def compile() -> None:
             try:
-                found.append(compile_form(wanted, self._compiler))
+                found.append(compile_grammar(wanted, self._compiler))
             except ValueError as error:
                 found.append(str(error))
 

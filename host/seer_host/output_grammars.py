@@ -9,13 +9,13 @@ import msgspec
 from seer_core.error_origin import one_line
 from seer_core.model.sampling import StructuredOutputs
 
-__all__ = ["compile_form"]
+__all__ = ["compile_grammar"]
 
 ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 """Of strings in xgrammar's EBNF."""
 
 
-def compile_form(form: StructuredOutputs, compiler: Any) -> Any:
+def compile_grammar(form: StructuredOutputs, compiler: Any) -> Any:
     """Return a form as an ``xgrammar.CompiledGrammar``, by an ``xgrammar.GrammarCompiler``.
 
     Raises:

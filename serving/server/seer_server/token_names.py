@@ -12,7 +12,7 @@ from seer_host.text import REPLACEMENT
 
 from seer_core.ports.engine import Tokenizer
 
-__all__ = ["NamedPlace", "Pairs", "Place", "TokenNames", "Words", "names_of"]
+__all__ = ["NamedPlace", "NamesInText", "Pairs", "Place", "TokenNames", "names_of"]
 
 Pairs = Sequence[tuple[int, float]]
 Place = tuple[int, float | None, Pairs]
@@ -95,7 +95,7 @@ def _names_of(tokenizer: Any) -> TokenNames:
     return TokenNames(tokenizer, marked="Metaspace" in kinds)
 
 
-class Words:
+class NamesInText:
     """Names the tokens of one text, each behind those before it.
 
     Args:

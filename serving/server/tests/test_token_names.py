@@ -8,7 +8,7 @@ import numpy
 import pytest
 from seer_server.answers import Answer, Part
 from seer_server.protocol import ChatRequest, CompletionRequest
-from seer_server.words import Words, names_of
+from seer_server.token_names import NamesInText, names_of
 from seer_worker.tokenizer import ModelTokenizer
 
 from seer_core.model.arrays import PromptLogprobs, TopLogprobs
@@ -221,7 +221,7 @@ def test_words_go_on_behind_tokens_that_the_client_has(byte_model):
 
 
 def test_without_a_tokenizer_tokens_are_named_by_their_ids():
-    words = Words(None)
+    words = NamesInText(None)
     assert (words.word(5), words.text(5)) == ("token_id:5", None)
 
 

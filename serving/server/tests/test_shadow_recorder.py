@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from seer_server.watching import Watcher, lengths_of
+from seer_server.shadow_recorder import ShadowRecorder, lengths_of
 
 
 def test_lengths_are_read_in_the_forms_of_vllm_sglang_and_openai():
@@ -27,7 +27,7 @@ def test_what_is_no_answer_has_no_lengths(answer):
 
 
 def test_answers_pass_untouched_and_steps_are_counted(tmp_path):
-    watcher = Watcher(tmp_path / "watched.jsonl")
+    recorder = ShadowRecorder(tmp_path / "watched.jsonl")
     answer = b'{"meta_info": {"prompt_tokens": 7, "completion_tokens": 9}}'
 
     async def pieces():
@@ -36,10 +36,10 @@ def test_answers_pass_untouched_and_steps_are_counted(tmp_path):
 
     async def play():
         found = []
-        watcher.changed()  # nothing was asked yet
+        recorder.changed()  # nothing was asked yet
         for _ in range(2):
-            found.append(b"".join([each async for each in watcher.pieces(b'{"text": "a"}', "s", pieces())]))
-            watcher.changed()
+            found.append(b"".join([each async for each in recorder.pieces(b'{"text": "a"}', "s", pieces())]))
+            recorder.changed()
         return found
 
     assert asyncio.run(play()) == [answer] * 2

@@ -31,7 +31,7 @@ def reload(torch):
 
     ``first`` has parameters ``a`` and ``b``, ``second`` has ``c``, and the buffers ``kept`` and ``passing``.
     """
-    from seer_vllm.written import Written
+    from seer_vllm.reload_writes import ReloadWrites
     from vllm.model_executor.model_loader.reload.layerwise import (
         finalize_layerwise_reload,
         initialize_layerwise_reload,
@@ -49,7 +49,7 @@ def reload(torch):
         model.second.register_buffer("passing", torch.ones(2), persistent=False)
         record_metadata_for_reloading(model)
         held = dict(model.named_parameters())
-        written = Written(model)
+        written = ReloadWrites(model)
         with written.watching():
             initialize_layerwise_reload(model)
             places = dict(model.named_parameters()) | dict(model.named_buffers())

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 reload: Any = layerwise
 """Untyped, for a function of it is replaced."""
 
-__all__ = ["Written"]
+__all__ = ["ReloadWrites"]
 
 Region = tuple[int, tuple[int, ...], tuple[int, ...]]
 """The offset, shape and strides of a view, in elements of its storage."""
@@ -58,7 +58,7 @@ class _Part:
         return min(self.size, sum(math.prod(shape) for _, shape, _ in self.regions))
 
 
-class Written(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ReloadWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what a reload writes, and hands over what would be written to nothing."""
 
     def __init__(self, model: Any) -> None:

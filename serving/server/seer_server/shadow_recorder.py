@@ -10,16 +10,16 @@ from typing import Any
 
 import attrs
 import msgspec
-from seer_host.watched import WatchedRequest, append_watched
+from seer_host.shadow_records import WatchedRequest, append_watched
 
-__all__ = ["Watcher"]
+__all__ = ["ShadowRecorder"]
 
 LARGEST = 64 << 20
 """Bytes of an answer beyond which it is not read; it is passed on all the same."""
 
 
 @attrs.define(eq=False)
-class Watcher:
+class ShadowRecorder:
     """Writes a line for each request that a server has answered whole, in the forms of vLLM and SGLang.
 
     ``changed`` begins a step: the owner has changed weights, paused servers or put them to sleep.
