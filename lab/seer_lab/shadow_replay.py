@@ -206,7 +206,7 @@ def fit_costs(requests: Sequence[WatchedRequest], limits: ServerLimits) -> StepC
                 rows.append(counts)
                 times.append(max(1e-9, requests[number].ended_s - server.began_s - server.idle_s))
         matrix, took = np.array(rows), np.array(times)
-        matrix[:, 3] += matrix[:, 1]  # positions: one of each request too, which costs no less than a prompt's
+        matrix[:, 3] += matrix[:, 1]  # positions: a request has one too, and it costs no less
         scale = np.maximum(matrix.max(axis=0), 1e-12)
         found, _ = nnls(matrix / scale, took)
         step_s, request_s, context_s, position_s = (float(each) for each in found / scale)

@@ -311,6 +311,31 @@ def test_a_killed_server_costs_no_response_and_is_taken_in_again(pair, session_o
         assert {chunk.instance for each in again.completions for chunk in each.chunks} == {"remote-1"}
 
 
+@pytest.mark.long
+def test_whole_responses_that_are_cut_where_kv_runs_short_are_the_same(pair, serve_seer, session_of, models):
+    """Over servers that share no KV; one of them is killed in the second round."""
+    small = [serve_seer(models[0], "--num-gpu-blocks-override=41") for _ in range(2)]  # 1,312 tokens of KV
+    for server in small:
+        server.await_ready()
+    long = [prompt | {"max_tokens": 300 + 60 * place} for place, prompt in enumerate(PLAIN)]
+    with session_of("remote", urls=[pair[0].url]) as session:
+        session.update_weights(models[0])
+        whole = session.rollout(long, 0)
+    assert whole.summary.chunks == len(whole.completions)
+    with session_of("remote", json.dumps("auto"), urls=[each.url for each in small]) as session:
+        cut = session.rollout(long, 0)
+        expect_the_same(cut, whole)
+        assert cut.summary.chunks > len(cut.completions)
+        assert cut.summary.migrations
+        completions = []
+        for completion in session.stream(long, 0):
+            if not completions:
+                small[1].kill()
+            completions.append(completion)
+        assert {each.request_id: list(each.token_ids) for each in completions} == responses(whole)
+        assert session.result.summary.instances_lost == 1
+
+
 def test_a_prompt_with_a_seed_may_take_several_steps_of_prefill(pair):
     """A stock server on a CPU dies of it: its generators cannot be set back."""
     prompt = [3 + place * 7 % 90 for place in range(300)]
