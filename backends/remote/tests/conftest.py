@@ -201,10 +201,11 @@ def serve_sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     flags += " --dtype float32 --enable-deterministic-inference --enable-cache-report"
     servers: dict[Path, ServerProcess] = {}
 
-    def serve(model: Path) -> ServerProcess:
+    def serve(model: Path, *more: str) -> ServerProcess:
         if model not in servers:
             log = tmp_path_factory.mktemp("server") / "log"
             command = [python, "-m", "sglang.launch_server", "--model-path", str(model), *flags.split()]
+            command += more
             servers[model] = ServerProcess(command, environment, log, "/ready")
             servers[model].start()
             servers[model].await_ready()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from functools import partial
 from types import SimpleNamespace
 from uuid import uuid4
 
 import httpx
 import pytest
+from click.testing import CliRunner
+from seer_cli import main
 from seer_host.config_files import make_config
 from seer_remote.connection import Connection
 from seer_remote.sglang import Sglang
 from seer_server import make_app
 from seer_session.runtime import Runtime
 from seer_testing import EngineContract
+from seer_testing.families import write_family
 
+from backends.tests.families import TOKENIZER
 from seer_core.model import Sampling
 from seer_core.ports.engine import ChunkJob
 
@@ -84,3 +89,59 @@ def test_what_a_request_draws_does_not_depend_on_those_beside_it(serve_sglang, m
 
     alone, beside = asyncio.run(write(0)), asyncio.run(write(3))
     assert alone == beside
+
+
+TRAINED = """
+[seer]
+engine = "remote"
+[engine.remote]
+urls = {urls}
+dialect = "sglang"
+[plugin.divided_rollout]
+chunk_tokens = 16
+[rollout]
+n = 3
+max_tokens = 40
+[train]
+model = "{model}"
+prompts = "prompts.jsonl"
+reward = "reward.py:reward"
+iterations = 2
+groups = 4
+[train.optimizer]
+learning_rate = 1e-3
+"""
+REWARD = "def reward(response):\n    return float(sum(response.token_ids) % 5)\n"
+WHOLE, DIVIDED = ["group_round_robin"], ["divided_rollout", "context_sched"]
+
+
+def test_training_over_it_gives_the_same_weights_however_responses_run_and_with_its_experts(
+    serve_sglang, tmp_path
+):
+    model = write_family(tmp_path / "mixture", "Qwen3-MoE", 1, TOKENIZER)
+    server = serve_sglang(model, "--enable-return-routed-experts")
+    asked = {"ignore_eos": True, "attachments": {"return_routed_experts": True}}
+    prompts = [
+        {"group_id": f"g{i}", "prompt_token_ids": [3 + (7 * i + j) % 90 for j in range(12)], **asked}
+        for i in range(4)
+    ]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    (tmp_path / "reward.py").write_text(REWARD)
+    path = tmp_path / "train.toml"
+    urls = [server.url, server.url.replace("127.0.0.1", "localhost")]
+    path.write_text(TRAINED.format(urls=json.dumps(urls), model=model))
+    weights, chunks = [], []
+    for plugins, replay in ((WHOLE, "true"), (DIVIDED, "true"), (DIVIDED, "false")):
+        server.call("/update_weights_from_disk", {"model_path": str(model), "weight_version": "first"})
+        out = tmp_path / f"run-{len(weights)}"
+        settings = [f"seer.plugins={json.dumps(plugins)}", f"train.replay_routing={replay}"]
+        options = [part for each in settings for part in ("--set", each)]
+        done = CliRunner().invoke(main, ["train", str(path), "--out", str(out), *options])
+        assert done.exit_code == 0, done.output
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        assert max(row["dlogp_max"] for row in rows) < 1e-3
+        weights.append([row["weights_sha256"] for row in rows])
+        chunks.append(sum(row["chunks"] for row in rows))
+    assert weights[0] == weights[1] == weights[2]  # the trainer would choose the same experts itself
+    assert weights[0][0] != weights[0][1]
+    assert chunks[0] == 24 < chunks[1]

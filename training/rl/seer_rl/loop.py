@@ -49,6 +49,7 @@ class TrainingLoop:
     checkpoints: CheckpointWriter
     metrics: MetricsLog
     phases: Phases
+    experts_per_token: int | None
 
     def run(self, start: Checkpoint | None) -> None:
         """Train from a checkpoint, which the trainer has loaded, or from the first weights.
@@ -87,8 +88,13 @@ class TrainingLoop:
                     "no_advantage", iteration=iteration, reason="all rewards of each group are the same"
                 )
             with self.phases.phase("training"):
-                scale, replay = self.table.loss.scale, self.table.replay_routing
-                trained = self.trainer.train(samples(kept, scale=scale, replay_routing=replay))
+                batch = samples(
+                    kept,
+                    scale=self.table.loss.scale,
+                    replay_routing=self.table.replay_routing,
+                    experts_per_token=self.experts_per_token,
+                )
+                trained = self.trainer.train(batch)
         self._check_logprobs(iteration, trained)
         with self.phases.phase("weights"), self.transport.publish() as weights:
             self.session.update_weights(weights, iteration + 1)

@@ -13,7 +13,7 @@ from seer_core.errors import ConfigError
 from seer_rl.config import TrainTable, engine_models, first_model
 from seer_rl.errors import TrainError
 
-__all__ = ["check_model_fit"]
+__all__ = ["check_model_fit", "experts_per_token"]
 
 SHAPE_KEYS = (
     "model_type",
@@ -27,6 +27,8 @@ SHAPE_KEYS = (
     "head_dim",
 )
 """Keys of ``config.json`` that decide names and shapes of tensors, compared where both models have them."""
+
+EXPERTS_KEYS = ("num_experts_per_tok", "experts_per_token", "top_k_experts")
 
 BFLOAT16_DLOGP = 1e-3
 """Engines in bfloat16 are 3.4e-3 nats from a trainer in float32 on average, measured on the tiny reasoner."""
@@ -60,6 +62,12 @@ def check_model_fit(table: TrainTable, config: Config, trainer_tokens: int, engi
             f"the trainer's model has {trainer_tokens} tokens and the engines' {engine_tokens}: give both the"
             " same model"
         )
+
+
+def experts_per_token(table: TrainTable, config: Config) -> int | None:
+    """Return how many experts of a layer compute a token of the trainer's model; None if it says nothing."""
+    described = _model_config(first_model(table, config))
+    return next((described[key] for key in EXPERTS_KEYS if isinstance(described.get(key), int)), None)
 
 
 def _check_models(ours: Path, theirs: Path) -> None:

@@ -101,8 +101,17 @@ def scored_only(scored: Sequence[ScoredResponse], iteration: int) -> list[Scored
     return kept
 
 
-def samples(scored: Sequence[ScoredResponse], *, scale: bool, replay_routing: bool = False) -> list[Sample]:
+def samples(
+    scored: Sequence[ScoredResponse],
+    *,
+    scale: bool,
+    replay_routing: bool = False,
+    experts_per_token: int | None = None,
+) -> list[Sample]:
     """Return what is trained on, with advantages within groups; failed rewards belong to no group.
+
+    With ``replay_routing`` they have the experts that the engine took, of which SGLang's servers answer so
+    many for each token without saying so.
 
     Raises:
         TrainError: routing is to be replayed, and a response lacks the experts that the engine took.
@@ -111,7 +120,10 @@ def samples(scored: Sequence[ScoredResponse], *, scale: bool, replay_routing: bo
     for each in scored:
         groups.setdefault(each.group.id, []).append(each)
     return [
-        _sample(each.group, each.completion, advantage, replay_routing=replay_routing)
+        attrs.evolve(
+            _sample(each.group, each.completion, advantage),
+            routed_experts=_experts(each, experts_per_token) if replay_routing else None,
+        )
         for members in groups.values()
         for each, advantage in zip(
             members,
@@ -121,26 +133,24 @@ def samples(scored: Sequence[ScoredResponse], *, scale: bool, replay_routing: bo
     ]
 
 
-def _sample(
-    group: PromptGroup, completion: Completion, advantage: float, *, replay_routing: bool = False
-) -> Sample:
+def _sample(group: PromptGroup, completion: Completion, advantage: float) -> Sample:
     """Return a sample in which the environment's tokens, if there are any, are not trained on."""
     prompt, mask = group.prompt_token_ids, bytes(completion.loss_mask) if completion.turns else None
-    experts = _experts(completion, len(prompt)) if replay_routing else None
     found = completion.attachments or group.attachments  # those of answers are with those of the prompt
     images = found if isinstance(found, PlacedImages) else None
-    return Sample(prompt, completion.token_ids, completion.logprobs, advantage, mask, experts, images)
+    return Sample(prompt, completion.token_ids, completion.logprobs, advantage, mask, images=images)
 
 
-def _experts(completion: Completion, prompt_tokens: int) -> NDArray[np.uint16]:
+def _experts(scored: ScoredResponse, experts_per_token: int | None) -> NDArray[np.uint16]:
     try:
-        experts = routed_experts(completion, prompt_tokens)
+        experts = routed_experts(scored.completion, len(scored.group.prompt_token_ids), experts_per_token)
     except EngineError as error:
         raise TrainError(f"[train].replay_routing: {error}") from error
     if experts is None:
         raise TrainError(
             "[train].replay_routing: the engine does not answer the experts that it takes; on SGLang set"
-            " engine_args.enable_return_routed_experts = true, or leave replay_routing out"
+            " engine_args.enable_return_routed_experts = true, give each prompt of its servers attachments ="
+            " { return_routed_experts = true }, or leave replay_routing out"
         )
     return experts
 

@@ -27,7 +27,7 @@ from seer_rl.evaluation import Evaluation
 from seer_rl.journals import RolloutJournals
 from seer_rl.loop import TrainingLoop
 from seer_rl.metrics import METRICS, MetricsLog, metrics_file, records
-from seer_rl.model_fit import check_model_fit
+from seer_rl.model_fit import check_model_fit, experts_per_token
 from seer_rl.phases import Phases, ProgressListener
 from seer_rl.prompts import prompts_of
 from seer_rl.references import resolve
@@ -152,6 +152,7 @@ def _train(
             checkpoints=CheckpointWriter(checkpoints, trainer, table, config, journals, environment.plugin),
             metrics=MetricsLog(file, trackers),
             phases=phases,
+            experts_per_token=experts_per_token(table, config) if table.replay_routing else None,
         ).run(start)
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from seer_rl.config import load_training
 from seer_rl.errors import TrainError
-from seer_rl.model_fit import check_model_fit
+from seer_rl.model_fit import check_model_fit, experts_per_token
 
 from seer_core.errors import ConfigError
 
@@ -81,3 +81,10 @@ def test_a_model_that_is_not_described_is_refused(check, tmp_path):
     (tmp_path / "engine" / "config.json").unlink()
     with pytest.raises(ConfigError, match=r"config\.json"):
         check_model_fit(*load_training(path), 96, 96)
+
+
+def test_the_experts_of_a_token_are_those_of_the_text_part_of_the_trainer_s_model(check, tmp_path):
+    check(trainer={"text_config": {"num_experts_per_tok": 4}})
+    assert experts_per_token(*load_training(tmp_path / "train.toml")) == 4
+    check()
+    assert experts_per_token(*load_training(tmp_path / "train.toml")) is None

@@ -1,5 +1,6 @@
 """Routing replay: a mixture takes the experts it is given, weighs them itself, and else stays as it is."""
 
+import base64
 from functools import partial
 
 import numpy as np
@@ -111,6 +112,12 @@ def test_a_response_s_experts_are_joined_for_its_sample_and_one_without_them_end
     [sample] = samples(whole, scale=False, replay_routing=True)
     assert (sample.routed_experts == experts).all()
     assert samples(whole, scale=False)[0].routed_experts is None
+    served = base64.b64encode(experts.astype("<i4").tobytes()).decode()
+    of_a_server = scored({"routed_experts": served[: len(served) // 5 * 3]}, {"routed_experts": served})
+    [sample] = samples(of_a_server, scale=False, replay_routing=True, experts_per_token=3)
+    assert (sample.routed_experts == experts).all()
+    with pytest.raises(TrainError, match="answers 3 routed experts for each token"):
+        samples(of_a_server, scale=False, replay_routing=True)
     with pytest.raises(TrainError, match="enable_return_routed_experts = true"):
         samples(scored({}), scale=False, replay_routing=True)
     with pytest.raises(TrainError, match="of 3 positions in place of 5"):

@@ -1,7 +1,8 @@
 """On the path of a stock SGLang server, lets its deterministic inference run on a CPU.
 
 SGLang keeps it to attention backends of accelerators, makes kernels there independent of the batch, and takes
-its hash from ``sgl_kernel``, for which there is a stand-in here without it.
+its hash from ``sgl_kernel``, for which there is a stand-in here without it.  It keeps routed experts in
+memory that is pinned for a device.
 """
 
 import sys
@@ -10,7 +11,9 @@ if any("sglang" in each or "multiprocessing" in each for each in sys.orig_argv):
     import sgl_kernel  # noqa: F401, before torchvision, which needs an operator of the stand-in's
     import torch
     from sglang.srt import batch_invariant_ops, server_args
+    from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 
+    ALLOC_MEMORY_FUNCS["cpu"] = lambda dims, dtype, device, **_: torch.empty(dims, dtype=dtype)
     server_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES.append("torch_native")
     batch_invariant_ops.enable_batch_invariant_mode = lambda: None
     WORD = 0xFFFFFFFF
