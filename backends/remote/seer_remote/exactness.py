@@ -86,7 +86,8 @@ class Likeness(Struct, frozen=True):
     def flaw(self, other: Likeness) -> str:
         """Return why these weights are not the other server's; empty if they may be."""
         if self.label != other.label:
-            return f"{self.url} serves weights {self.label!r}, and {other.url} {other.label!r}"
+            before = "served" if other.url == self.url else f"{other.url} serves"
+            return f"{self.url} serves weights {self.label!r}, and {before} {other.label!r}"
         tolerance = max(LEAST_TOLERANCE, NOISE * max(self.noise, other.noise))
         for place, (mine, theirs) in enumerate(zip(self.logprobs, other.logprobs, strict=False)):
             if abs(mine - theirs) > tolerance:

@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -115,8 +116,8 @@ class Job:
 def cluster():
     for module in (verl_standin, sys.modules[__name__]):  # Ray's workers do not find them
         ray.cloudpickle.register_pickle_by_value(module)
-    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"  # logical ones
-    ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, configure_logging=False)
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1,2,3"  # logical ones, two for each job
+    ray.init(num_cpus=8, num_gpus=4, include_dashboard=False, configure_logging=False)
     yield
     ray.shutdown()
 
@@ -266,6 +267,52 @@ def test_a_scheduler_that_is_killed_in_mid_step_costs_no_response(job, monkeypat
     lengths = {len(each["prompt"]) for each in stock if "seed" not in each["sampling"]}
     assert max(lengths) > max(map(len, prompts_of(output)))
     assert not any(run.step(2).non_tensor_batch["seer_fallback"])  # the next step tries again
+
+
+def test_weights_that_come_in_mid_step_are_those_of_whole_responses(job, monkeypatch):
+    """As where a trainer loads a checkpoint with chunks out: what is not over begins anew, without Seer."""
+    monkeypatch.setattr(Replica, "token_s", 0.05)
+    run = job()
+    with ThreadPoolExecutor(1) as thread:
+        step = thread.submit(run.manager.generate_sequences, batch(groups=4, step=1))
+        _wait_until(lambda: sum(map(len, run.requests())) > 12)  # later chunks among them
+        run.engines.sleep_replicas()
+        run.engines.update_weights(5)
+        output = step.result(LIMIT_S)
+    versions = output.non_tensor_batch["max_global_steps"].tolist()
+    assert output.non_tensor_batch["min_global_steps"].tolist() == versions
+    assert 5 in versions
+    seeds, marks = seeds_of(run.requests()), output.non_tensor_batch["seer_fallback"]
+    for prompt, (tokens, scores), version, without in zip(
+        prompts_of(output), responses_of(output), versions, marks, strict=True
+    ):
+        assert scores == [-0.5 - version / 7] * len(tokens)  # each token's weights
+        assert without or any(alone(prompt, seed, version) == tokens for seed in seeds)
+    assert {version for version, without in zip(versions, marks, strict=True) if not without} <= {0}
+    later = run.step(2)
+    assert not any(later.non_tensor_batch["seer_fallback"])
+    require_of_weights(later, run.requests(), 5)
+
+
+def test_two_jobs_on_one_cluster_have_servers_schedulers_and_weights_of_their_own(job):
+    runs = [job(), job()]
+    runs[1].engines.update_weights(7)
+    with ThreadPoolExecutor(2) as threads:
+        steps = [threads.submit(run.manager.generate_sequences, batch(groups=4, step=8)) for run in runs]
+        outputs = [step.result(LIMIT_S) for step in steps]
+    for run, output, weights in zip(runs, outputs, (0, 7), strict=True):
+        assert set(output.non_tensor_batch["min_global_steps"]) == {weights}
+        assert set(output.non_tensor_batch["seer_fallback"]) == {False}
+        require_of_weights(output, run.requests(), weights)
+        assert all(run.requests())
+        assert ray.get(run.manager.llm_client.scheduler.metrics.remote())["seer/requests"] == 12
+
+
+def _wait_until(true):
+    end = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def _kill_when_busy(scheduler, servers):
