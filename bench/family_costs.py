@@ -127,7 +127,7 @@ class FamilyCosts(FamilyRun):
 
     async def fill(self) -> Row:
         """Return the tokens that an instance says fit, and those that it held at once."""
-        longest = 1024
+        longest = 960  # which 2 MiB hold of every other family
         if FAMILIES[self.name].settings.get("kv_lora_rank"):
             longest = 256  # of its latent KV 2 MiB hold less
         limits = {"kv_cache_bytes": FILLED_BYTES, "max_model_tokens": longest, "max_running": FILLING}
