@@ -180,15 +180,16 @@ def _apart(row: Row) -> list[float]:
 
 def answer(rows: Sequence[Row]) -> str:
     """Return the best of Seer's policies, of the rivals, and the limit, for each workload."""
-    sentences = ["Trajectories per hour, over those of sticky sessions."]
+    sentences = ["In trajectories per hour, over those of sticky sessions:"]
     for name in dict.fromkeys(row["workload"] for row in rows):
         found = {row["policy"]: row for row in rows if row["workload"] == name}
         ratio = {policy: row["ratio_to_sticky"]["median"] for policy, row in found.items()}
         ours, rival = max(OURS, key=ratio.__getitem__), max(RIVALS, key=ratio.__getitem__)
         sentences.append(
-            f"{name[0].upper()}{name[1:]}: {ratio[ours]:.2f}x by `{ours}`, {ratio[rival]:.2f}x by `{rival}`,"
-            f" the best rival, and {ratio[ROOM]:.2f}x with room for all KV."
+            f"{name}: {ratio[ours]:.2f}x with Seer's `{ours}`, {ratio[rival]:.2f}x with the best rival,"
+            f" `{rival}`, and {ratio[ROOM]:.2f}x for sticky sessions with room for all KV;"
         )
+    sentences[-1] = f"{sentences[-1][:-1]}."
     if apart := [abs(each) for row in rows if "simulated" in row for each in _apart(row)]:
         sentences.append(
             "This is an engine's own scheduler on emulated accelerators; the simulator's total times are at"

@@ -200,8 +200,8 @@ def answer(rows: Sequence[Row]) -> str:
         good = [row for row in rows if meets_goal(row)]
         missed = ", ".join(f"`{row['set']}`" for row in rows if row not in good)
         return (
-            f"{len(good)} of {len(rows)} sets are predicted within 5 % on average and 15 % at worst, both"
-            f" halves and a number of GPUs that was left out; not {missed}."
+            f"{len(good)} of {len(rows)} sets of measurements are predicted within 5 % on average and 15 % at"
+            f" worst, on rows and numbers of GPUs that were left out of the fit. The others are {missed}."
         )
     speeds = {
         (on, policy): [row["speed"][policy]["median"] for row in rows if row["on"] == on]
@@ -210,7 +210,7 @@ def answer(rows: Sequence[Row]) -> str:
     }
     ranges = {key: f"{min(found):.2f}x to {max(found):.2f}x" for key, found in speeds.items()}
     return (
-        f"On recorded lengths scheduling makes {ranges[ON[0], 'posterior']} veRL's speed with the paper's"
-        f" constants and {ranges[ON[1], 'posterior']} with measured ones, and scheduling with drafts"
-        f" {ranges[ON[0], 'posterior+sd']} and {ranges[ON[1], 'posterior+sd']}."
+        f"On recorded lengths scheduling reaches {ranges[ON[1], 'posterior']} the throughput of veRL's policy"
+        f" with measured costs, and {ranges[ON[0], 'posterior']} with the paper's. Scheduling with drafts"
+        f" reaches {ranges[ON[1], 'posterior+sd']} and {ranges[ON[0], 'posterior+sd']}."
     )

@@ -19,7 +19,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -163,16 +163,17 @@ def answer(rows: Sequence[Row]) -> str:
     row = [row for row in rows if row["name"] != "oracle"][-1]
     ratio = row["ratio_to_baseline"]
     same = all(each["tokens_equal_to_baseline"] for each in rows)
-    text = (
-        f"On {row['engine']}, a rollout with all techniques has {ratio['throughput_tokens_per_s']:.2f}x the"
-        f" baseline's throughput and {ratio['tail_time_s']:.2f}x its tail time"
-    )
+    text = f"On {row['engine']} on a CPU a rollout with all techniques takes {_saved(ratio)}"
     if walls := [each["wall_s"] for row in rows for pair in row.get("probes", ()) for each in pair]:
-        text += f" on a machine whose speed changed by {max(walls) / min(walls) - 1:.0%} meanwhile"
+        text += f" (the machine's speed changed by {max(walls) / min(walls) - 1:.0%} meanwhile)"
     for on, emulated in row.get("emulated", {}).items():
-        ratio = emulated["ratio_to_baseline"]
         text += (
-            f"; on emulated instances of {on} the same responses have {ratio['throughput_tokens_per_s']:.2f}x"
-            f" the throughput and {ratio['tail_time_s']:.2f}x the tail time"
+            f"; on emulated instances of {on} the same responses take {_saved(emulated['ratio_to_baseline'])}"
         )
     return f"{text}. {'Every' if same else 'Not every'} arm writes the same tokens."
+
+
+def _saved(ratio: Mapping[str, float]) -> str:
+    """Return the time saved and the tail time saved, by their ratios to the baseline's."""
+    total, tail = (100 * (1 - ratio[figure]) for figure in ("total_time_s", "tail_time_s"))
+    return f"{total:.0f} % less time than the baseline, and {tail:.0f} % less in the tail"

@@ -100,18 +100,16 @@ def answer(rows: Sequence[Row]) -> str:
         if row["of"] == "waits" and row["checkout"] == HERE:
             waits.setdefault(row["engine"], []).append(row["waits"])
     each = "; ".join(
-        f"{engine}: {plain} without drafts, {drafted} with" for engine, (plain, drafted) in waits.items()
+        f"{engine} {plain} without drafts and {drafted} with" for engine, (plain, drafted) in waits.items()
     )
     times = {
         row["cuts"]: row["cpu_s"]["median"]
         for row in rows
         if row["of"] == "choice" and row["checkout"] == HERE
     }
-    counted = f"Waits of the host in Seer's part of a step: {each}. " if each else ""
-    return (
-        f"{counted}On a CPU a choice with top-p takes {times['top-p'] / times['none']:.1f} times as long as"
-        " without."
-    )
+    counted = f"With a drafter the host waits for the device in a step this often: {each}. " if each else ""
+    more = 100 * (times["top-p"] / times["none"] - 1)
+    return f"{counted}On a CPU a choice of tokens with top-p takes {more:.0f} % longer than without."
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -258,8 +258,8 @@ def answer(rows: Sequence[Row]) -> str:
     """Return what is computed again, and whether what is reported fits."""
     most = max(row["kept_ends"]["again"] / row["kept_ends"]["continued"] for row in rows)
     said = (
-        f"On the same instance, without a pool, a chunk behind one that ended with a block computes"
-        f" {most:.0f} tokens again, with each of {len(rows)} families."
+        "On the same instance and without a pool, a chunk that follows one which ended at a block's end"
+        f" computes {most:.0f} tokens again, with each of {len(rows)} families."
     )
     filled = [row for row in rows if "held_tokens" in row]
     if not filled:

@@ -265,9 +265,9 @@ def answer(rows: Sequence[Row]) -> str:
             if mine := policies.get(policy):
                 speed = cell(compared(mine, first, "paced", "throughput_tokens_per_s"), ".2f", "x")
                 tail = cell(compared(mine, first, "paced", "tail_time_s"), ".2f", "x")
-                gains.append(f"{speed} on the {case}, with {tail} the tail time")
+                gains.append(f"{speed} on the {case} (tail time {tail})")
     found = (
-        f"All techniques together bring, in tokens per second over veRL's policy, {', and '.join(gains)}"
+        f"All techniques together reach, in tokens per second over veRL's policy, {' and '.join(gains)}"
         if gains
         else _least(rows)
     )

@@ -73,15 +73,18 @@ def table(rows: Sequence[Row]) -> str:
 
 def answer(rows: Sequence[Row]) -> str:
     """Return where each policy pays least and most."""
-    sentences = [f"On instances of {rows[0]['on']}:"]
-    for name, what in (("context", "Scheduling alone"), ("seer", "With drafts Seer")):
+    sentences = []
+    for name, what in (("context", "scheduling alone reaches"), ("seer", "with drafts Seer reaches")):
         ratio = {
             (row["at"]["pressure"], row["at"]["sigma"]): row["policies"][name]["ratio_to_first"]["median"]
             for row in rows
         }
         least, most = min(ratio, key=ratio.__getitem__), max(ratio, key=ratio.__getitem__)
         sentences.append(
-            f"{what} makes {ratio[least]:.2f}x veRL's tokens per second at pressure {least[0]} and sigma"
-            f" {least[1]}, and {ratio[most]:.2f}x at pressure {most[0]} and sigma {most[1]}."
+            f"{what} {ratio[least]:.2f}x (at pressure {least[0]}, sigma {least[1]})"
+            f" to {ratio[most]:.2f}x (at pressure {most[0]}, sigma {most[1]})"
         )
-    return " ".join(sentences)
+    return (
+        f"On instances of {rows[0]['on']}, over the tokens per second of veRL's policy,"
+        f" {', and '.join(sentences)}."
+    )

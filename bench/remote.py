@@ -34,7 +34,7 @@ ROUNDS = 1
 SHORTER = 40
 ALONE, OWN = "servers alone", "own workers, KV shared"
 PACKAGE, APART = "servers with Seer's package, KV shared", "servers with Seer's package, KV apart"
-SERVERS = {"stand-in": "three servers without a model", "vllm": "two of vLLM on a CPU"}
+SERVERS = {"stand-in": "three servers without a model", "vllm": "two vLLM servers on a CPU"}
 FAULTS = {"stand-in": 200, "vllm": 40}
 
 
@@ -221,9 +221,9 @@ def answer(rows: Sequence[Row]) -> str:
     for instances, arms in _grouped(rows).items():
         own, shared, apart = (median(_gains(arms, arm)) for arm in (OWN, PACKAGE, APART))
         sentences.append(
-            f"With {instances} servers {shared / own:.0%} of the gain of own workers is left where they share"
-            f" KV ({shared:.1%} less time than the servers alone, of {own:.1%}), and {apart / own:.0%} where"
-            " they do not."
+            f"In front of {instances} servers a rollout takes {shared:.1%} less time than on the servers"
+            f" alone if they share KV, and {apart:.1%} less if they do not; on workers of its own Seer saves"
+            f" {own:.1%}."
         )
     if verl := [row for row in rows if row["part"] == "verl"]:
         sentences.append(sentence(verl))
@@ -231,16 +231,17 @@ def answer(rows: Sequence[Row]) -> str:
     for kv in dict.fromkeys(kv for kv, _ in real):
         alone, mine = (real[kv, arm] for arm in ("each in turn", "Seer"))
         sentences.append(
-            f"On CPUs with {kv} KV Seer took {mine['total_s']['median']:.0f} s on two real servers, and a"
-            f" client that sends to each in turn {alone['total_s']['median']:.0f} s, with"
-            f" {mine['preemptions']['median']:,.0f} preemptions and {alone['preemptions']['median']:,.0f}."
+            f"On two real servers on a CPU, with {kv} KV, Seer took {mine['total_s']['median']:.0f} s with"
+            f" {mine['preemptions']['median']:,.0f} preemptions; a client that sends to each in turn took"
+            f" {alone['total_s']['median']:.0f} s with {alone['preemptions']['median']:,.0f}."
         )
     for row in rows:
         if row["part"] == "faults":
             sentences.append(
-                f"{row['faults']} faults of {SERVERS[row['engine']]}, {row['responses']:,} responses:"
-                f" {row['lost']} lost, {row['doubled']} twice, {row['wrong']} with a wrong token;"
-                f" complaints: {len(row['complaints'])}."
+                f"During {row['faults']} faults of {SERVERS[row['engine']]}, of {row['responses']:,}"
+                " responses"
+                f" {row['lost']} were lost, {row['doubled']} came twice and {row['wrong']} had a wrong token;"
+                f" {len(row['complaints'])} further flaws were found."
             )
         if row["part"] == "scale":
             sentences.append(

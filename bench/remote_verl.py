@@ -144,12 +144,17 @@ def verl_table(rows: Sequence[Row]) -> str:
     return markdown(columns, lines, left=2)
 
 
+def _against(saved: float) -> str:
+    """Return a saving of time in words."""
+    return f"{abs(saved):.1%} {'less' if saved > 0 else 'more'}"
+
+
 def sentence(rows: Sequence[Row]) -> str:
     """Return how far the shadow is off where its costs are those of steps before."""
     found = [_off(row) for row in rows if not row["shadow"]["own_costs"]]
     saved = [_saved(row) for row in rows]
     return (
-        "Over stock servers that share no KV the time under Seer is"
-        f" {-max(saved):+.1%} to {-min(saved):+.1%} beside that of verl's own routing; a shadow, from verl's"
-        f" lengths and times alone, is {min(found):+.1%} to {max(found):+.1%} off."
+        "Over stock servers that share no KV a step under Seer takes between"
+        f" {_against(max(saved))} and {_against(min(saved))} time than under verl's own routing. A shadow,"
+        f" which has only verl's lengths and times, predicts that to within {max(map(abs, found)):.1%}."
     )

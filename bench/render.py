@@ -42,16 +42,17 @@ SECTIONS = {
 """The cases of the first page, by the question that a reader has."""
 
 INTRODUCTION = """\
-Each answer below is made from the figures of a stored result in `bench/results`, and its page has the table,
-the method, the command, the commit and the machine. No whole rollout has been measured on a GPU: engines ran
-on CPUs, or on an [emulated accelerator](paced-vllm.md), whose scheduler is real and whose steps are timed."""
+Each answer below comes from a stored result in `bench/results`; its page has the table, the method, the
+command, the commit and the machine. No whole rollout has been measured on a GPU. Engines ran on CPUs, or on
+an [emulated accelerator](paced-vllm.md): an engine's real scheduler, with steps that take the time of a cost
+model. Figures such as 1.28x are ratios to veRL's policy unless the sentence names another baseline."""
 
 MORE = """\
 ## More
 
-- [Reproduction](reproduction.md): the numbers of the paper beside ours. {reproduction}
+- [Reproduction](reproduction.md): the paper's numbers beside ours. {reproduction}
 - [The emulated accelerator, measured](paced-vllm.md): how far it and the simulator can be trusted.
-- [Answered questions](answered.md): measured once, by scripts that are gone.
+- [Answered questions](answered.md): measured once, by scripts that have been removed.
 - [Benchmarks](../guides/benchmarks.md): how to measure a result again."""
 
 
@@ -136,7 +137,11 @@ def first_page(found: Mapping[str, StoredResult]) -> str:
                     f"{answer_of(result)} ([table]({relpath(path_of(name, result), PAGES)}))"
                     for name, result in mine.items()
                 ]
-                parts.append(f"**{case_of(case).__doc__.splitlines()[0]}** {' '.join(answers)}")
+                question = f"**{case_of(case).__doc__.splitlines()[0]}**"
+                if len(answers) == 1:
+                    parts.append(f"{question} {answers[0]}")
+                else:
+                    parts.append("\n".join((f"{question}\n", *(f"- {each}" for each in answers))))
     summary = re.search(r"^\*\*Answer\.\*\* (.*)$", (PAGES / "reproduction.md").read_text(), re.M)
     parts.append(MORE.format(reproduction=summary[1] if summary else ""))
     return "\n\n".join(parts) + "\n"

@@ -136,7 +136,7 @@ def answer(rows: Sequence[Row]) -> str:
         best = max(real, key=real.__getitem__)
         truth = max(with_truth, key=medians.__getitem__)
         found.append(
-            f"{row['workload']}: `{best}` {medians[best]:.2f}x (with true lengths `{truth}`"
+            f"{row['workload']}: `{best}` with {medians[best]:.2f}x (given the true lengths, `{truth}` with"
             f" {medians[truth]:.2f}x)"
         )
-    return f"Fastest over veRL's policy: {'; '.join(found)}."
+    return f"The fastest policy on each workload, by throughput over veRL's: {'; '.join(found)}."

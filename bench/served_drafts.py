@@ -132,7 +132,8 @@ def answer(rows: Sequence[Row]) -> str:
     share = {row["arm"]: row["accepted"]["median"] / row["tokens"]["median"] for row in rows}
     rest = {row["arm"]: row["prefilled"]["median"] for row in rows}
     return (
-        f"Seer's drafts spare {share['Seer']:.0%} of the tokens a step of their own, vLLM's n-gram drafts"
-        f" {share['n-gram']:.0%}; with shared KV {rest['Seer+KV']:,.0f} tokens are prefilled in place of"
+        f"Seer's drafts provide {share['Seer']:.0%} of all tokens, vLLM's n-gram drafts"
+        f" {share['n-gram']:.0%}."
+        f" With shared KV {rest['Seer+KV']:,.0f} tokens are prefilled instead of"
         f" {rest['Seer']:,.0f}. The tokens are the same in all arms."
     )

@@ -172,9 +172,9 @@ def _predicted(
 
 
 LIMIT = (
-    "The number of groups is the limit. Groups of one text differ by a fifth in what drafts are worth, so the"
-    " means of two halves of 12 groups, as of recorded-text, differ by a tenth, which no method can see in"
-    " the other half. Those of 32 groups, as of tiny-reasoner, differ by less."
+    "The number of groups limits all methods. Groups of one text differ by a fifth in the worth of drafts. So"
+    " the means of two halves of 12 groups (recorded-text) differ by a tenth, and those of 32 groups"
+    " (tiny-reasoner) by less; no method can see that in the other half."
 )
 
 Gain = Callable[[ReplayedResponse, int], float]
@@ -293,6 +293,12 @@ def table(rows: Sequence[Row]) -> str:
     return markdown(columns, lines, left=3)
 
 
+def _range(errors: Iterable[float]) -> str:
+    """Return the least and the most of some errors."""
+    found = sorted(errors)
+    return f"{found[0]:.0%} to {found[-1]:.0%}"
+
+
 def answer(rows: Sequence[Row]) -> str:
     """Return, by text, the worst errors of each method, and which are within the goal."""
     found = errors(rows)
@@ -304,11 +310,12 @@ def answer(rows: Sequence[Row]) -> str:
                 max(max(off[name]) for (of, _, mine), off in found.items() if (of, mine) == (text, method))
                 for name in ("total_time_s", "tail_time_s")
             )
-            parts.append(f"`{method}` {total:.0%} and {tail:.0%}")
+            parts.append((total, tail))
             if total <= GOAL_TOTAL and tail <= GOAL_TAIL:
                 within.append(f"`{method}`")
         sentences.append(
-            f"On {text} total and tail are off by at most: {', '.join(parts)}; within the goal of"
-            f" {GOAL_TOTAL:.0%} and {GOAL_TAIL:.0%}: {', '.join(within) or 'none'}."
+            f"On {text} total times are off by at most {_range(total for total, _ in parts)}, by"
+            f" method, and tails by at most {_range(tail for _, tail in parts)}. Within the goal of"
+            f" {GOAL_TOTAL:.0%} and {GOAL_TAIL:.0%} are {', '.join(within) or 'none of the methods'}."
         )
     return " ".join((*sentences, LIMIT))
