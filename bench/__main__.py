@@ -1,31 +1,34 @@
-"""``python -m bench``: run a case, list the cases, render stored results, list the stale ones."""
+"""``python -m bench``: run a part of a case, list the cases, render stored results, list the stale ones."""
 
 from __future__ import annotations
 
 import sys
 
 from bench import render
-from bench.harness import CASES, case_of, measure
+from bench.cases import CASES
+from bench.harness import measure
 
 USAGE = """\
-usage: python -m bench CASE [--json FILE] [options]   run a case; CASE --help: its options
-       python -m bench --list                         what each case asks
-       python -m bench render                         write docs/results and the README's tables
-       python -m bench stale                          list the results whose code has changed since"""
+usage: python -m bench CASE [PART] [--json FILE] [options]
+                                 run a case, by default its first part; CASE [PART] --help: its options
+       python -m bench --list    what each case asks, and its parts
+       python -m bench render    write docs/results and the README's number
+       python -m bench stale     list the results whose code has changed since"""
 
 
 def main(arguments: list[str]) -> int:
     """Do what the command line asks for; return the exit status."""
     match arguments:
         case ["--list"]:
-            for name in CASES:
-                print(f"{name:17} {case_of(name).__doc__.splitlines()[0]}")
+            for name, case in CASES.items():
+                parts = f" ({', '.join(case.parts)})" if len(case.parts) > 1 else ""
+                print(f"{name:11} {case.question}{parts}")
         case ["render"]:
             render.write()
         case ["stale"]:
             return render.stale()
-        case [name, *options] if name in CASES:
-            measure(name, options)
+        case [name, *_] if name in CASES:
+            measure(arguments)
         case _:
             print(USAGE, file=sys.stderr)
             return 2

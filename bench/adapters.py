@@ -14,7 +14,6 @@ if one token is.  The differences of log-probs are over the tokens before the fi
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,12 +26,13 @@ from seer_host.config_files import make_config
 from seer_session import Session
 
 from bench.harness import EXAMPLE, ROOT, Row, cell, markdown, prompts, spread_of
+from bench.models import write_adapter
 from seer_core.model import Completion
 
 DEPENDS_ON = ("backends/vllm", "backends/worker", "host/seer_host/weight_copies.py", "seer_core")
 ROUNDS = 5
 MODEL = EXAMPLE / "weights"
-RANK, ALPHA, GAIN = 16, 16, 0.02
+RANK, GAIN = 16, 0.02
 GROUPS, RESPONSES, TOKENS, CHUNK_TOKENS = 16, 4, 256, 24
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 WAYS = {
@@ -54,7 +54,10 @@ def run(options: argparse.Namespace) -> list[Row]:
     found: dict[str, Texts] = {}
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
-        places = [_write(Path(folder), number) for number in range(options.rounds + 1)]  # the first warms up
+        places = [
+            write_adapter(Path(folder) / f"{number}", MODEL, number, RANK, GAIN, MATRICES)
+            for number in range(options.rounds + 1)  # the first warms up
+        ]
         with _session(RANK, options.set) as session:
             for adapter, _ in places:
                 seconds["beside"].append(_update(session, adapter))
@@ -116,35 +119,6 @@ def _written(session: Session) -> Texts:
     return {each.request_id: each for each in session.stream(records, iteration=0)}
 
 
-def _write(folder: Path, number: int) -> tuple[Path, Path]:
-    """Write an adapter, and the model with it added; return both directories."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    draw = torch.Generator().manual_seed(number)
-    weights, factors = load_file(MODEL / "model.safetensors"), {}
-    for name in sorted(weights):
-        module = name.removesuffix(".weight")
-        if module.rpartition(".")[2] not in MATRICES:
-            continue
-        outputs, inputs = weights[name].shape
-        a = torch.randn(RANK, inputs, generator=draw) / inputs**0.5
-        b = torch.randn(outputs, RANK, generator=draw) * GAIN
-        factors |= {
-            f"base_model.model.{module}.lora_A.weight": a,
-            f"base_model.model.{module}.lora_B.weight": b,
-        }
-        weights[name] = weights[name] + ALPHA / RANK * (b @ a)
-    adapter, whole = folder / f"adapter-{number}", folder / f"whole-{number}"
-    adapter.mkdir()
-    whole.mkdir()
-    save_file(factors, adapter / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": [*MATRICES]}
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
-    save_file(weights, whole / "model.safetensors", metadata={"format": "pt"})
-    return adapter, whole
-
-
 def _compared(expected: Texts, found: Texts) -> Row:
     """Return how many responses differ, and by how much log-probs do while the tokens are the same."""
     different, gaps = 0, []
@@ -185,14 +159,13 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def answer(rows: Sequence[Row]) -> str:
-    """Return one sentence."""
+    """Return the bytes and seconds of each way, and whether the tokens are the same."""
     by_way: dict[str, Any] = {row["way"]: row for row in rows}
-    beside, merged, whole = (by_way[way] for way in ("beside", "merged", "whole"))
+    sizes = {way: f"{row['bytes'] / 1e6:.1f} MB" for way, row in by_way.items() if "bytes" in row}
     seconds = {way: f"{row['update_s']['median']:.2f} s" for way, row in by_way.items() if "update_s" in row}
+    different = sum(row["different"] for row in rows)
     return (
-        f"An adapter of {beside['bytes'] / 1e6:.1f} MB takes {seconds['beside']} beside the model and"
-        f" {seconds['merged']} merged, whole weights of {whole['bytes'] / 1e6:.1f} MB {seconds['whole']};"
-        f" {beside['different']} of {beside['responses']} responses differ from those of whole weights, and"
-        f" log-probs by {beside['dlogp_max']:.0e} at most (merged: {merged['different']},"
-        f" {merged['dlogp_max']:.0e})."
+        f"Whole weights of {sizes['whole']} take {seconds['whole']}. An adapter of {sizes['beside']} takes"
+        f" {seconds['beside']} beside the model, and {seconds['merged']} merged. Of {rows[0]['responses']}"
+        f" responses, {different or 'none'} differ between them."
     )

@@ -30,18 +30,32 @@ FAULTS = {"scripted": 200, "paced": 6, "vllm": 12}
 GROUPS = {"scripted": 40, "paced": 16, "vllm": 12}
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add the case's own options."""
-    known = ", ".join(f"{name}={count}" for name, count in FAULTS.items())
+def add_options(
+    parser: argparse.ArgumentParser, faults: Mapping[str, int], minutes: float, seed: int
+) -> None:
+    """Add the options of a campaign on several engines."""
+    usual = ", ".join(f"{name}={count}" for name, count in faults.items())
     parser.add_argument(
         "--faults",
         action="append",
         default=[],
         metavar="ENGINE=N",
-        help=f"as often as there are engines (default {known})",
+        help=f"as often as there are engines (default {usual})",
     )
-    parser.add_argument("--minutes", type=float, default=60.0, help="of each engine at most (default 60)")
-    parser.add_argument("--seed", type=int, default=11, help="(default 11)")
+    parser.add_argument(
+        "--minutes", type=float, default=minutes, help=f"of each engine at most (default {minutes:.0f})"
+    )
+    parser.add_argument("--seed", type=int, default=seed, help=f"(default {seed})")
+
+
+def wanted(options: argparse.Namespace, faults: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the number of faults of each engine."""
+    return {name: int(count) for name, _, count in (each.partition("=") for each in options.faults)} or faults
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the part's own options."""
+    add_options(parser, FAULTS, minutes=60.0, seed=11)
 
 
 def run(options: argparse.Namespace) -> list[Row]:
@@ -49,10 +63,8 @@ def run(options: argparse.Namespace) -> list[Row]:
     from tests.soak.cluster_campaign import ClusterCampaign, ClusterPlan
 
     rows: list[Row] = []
-    wanted = {name: int(count) for name, _, count in (each.partition("=") for each in options.faults)}
-    for engine, faults in (wanted or FAULTS).items():
-        groups = GROUPS[engine]
-        plan = ClusterPlan(options.seed, faults, groups, minutes=options.minutes, engine=engine)
+    for engine, faults in wanted(options, FAULTS).items():
+        plan = ClusterPlan(options.seed, faults, GROUPS[engine], minutes=options.minutes, engine=engine)
         with tempfile.TemporaryDirectory() as folder:
             campaign = ClusterCampaign(plan, Path(folder))
             campaign.run()
@@ -101,8 +113,11 @@ def answer(rows: Sequence[Row]) -> str:
         sum(row[name] for row in found) for name in ("lost", "doubled", "wrong", "responses")
     )
     complaints = sum(len(row["complaints"]) for row in found)
+    cost = "none lost or changed"
+    if lost or doubled or wrong:
+        cost = f"{lost} lost, {doubled} twice, {wrong} wrong"
     return (
-        f"{sum(row['faults'] for row in kinds)} faults, {responses:,} responses: {lost} lost,"
-        f" {doubled} twice, {wrong} wrong; every loss was noticed within {max(noticed):.0f} s."
-        + (f" {complaints} of its checks failed." if complaints else " Nothing was left behind.")
+        f"{sum(row['faults'] for row in kinds)} faults of a cluster, {responses:,} responses: {cost}; every"
+        f" loss was noticed within {max(noticed):.0f} s."
+        + (f" {complaints} of its checks failed." if complaints else "")
     )

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.harness import EXAMPLE, Row, markdown
+from bench.harness import EXAMPLE, Row, markdown, percent
 
 DEPENDS_ON = (
     "seer_core",
@@ -147,33 +147,37 @@ def _emulated(rows: Sequence[Row], on: str) -> str:
 
 def one_number(rows: Sequence[Row]) -> str:
     """Return the number of the README: the time that all techniques save on the first emulated instances."""
-    row = [row for row in rows if row["name"] != "oracle"][-1]
-    ratio = next(iter(row["emulated"].values()))["ratio_to_baseline"]
-    saved = 100 * (1 - ratio["total_time_s"])
+    ratio = next(iter(_whole(rows)["emulated"].values()))["ratio_to_baseline"]
     return (
-        f"A rollout with all techniques takes **{saved:.0f} % less time** than under veRL's policy,\n"
-        "with the same tokens, on two emulated instances of Qwen3-32B on 4 H100 each, whose step times\n"
-        "are fitted to [published measurements](docs/results/cost_models.md); `make demo` prints it on any"
-        " machine."
+        f"A rollout with all techniques takes **{_less(ratio, 'total_time_s')} less time** than under veRL's"
+        " policy,\nwith the same tokens, on two emulated instances of Qwen3-32B on 4 H100 each, whose step"
+        " times\nare fitted to [published measurements](docs/results/predictions.md#cost_models); `make demo`"
+        "\nprints it on any machine."
     )
 
 
+def _whole(rows: Sequence[Row]) -> Row:
+    """Return the arm with all techniques."""
+    return [row for row in rows if row["name"] != "oracle"][-1]
+
+
+def _less(ratios: Mapping[str, float], figure: str) -> str:
+    return percent(1 - ratios[figure])
+
+
 def answer(rows: Sequence[Row]) -> str:
-    """Return what all techniques together gain over the baseline, and how far the machine drifted."""
-    row = [row for row in rows if row["name"] != "oracle"][-1]
-    ratio = row["ratio_to_baseline"]
-    same = all(each["tokens_equal_to_baseline"] for each in rows)
-    text = f"On {row['engine']} on a CPU a rollout with all techniques takes {_saved(ratio)}"
+    """Return what all techniques together save over the baseline, and how far the machine drifted."""
+    row = _whole(rows)
+    found = {
+        f"emulated instances of {on}": its["ratio_to_baseline"] for on, its in row.get("emulated", {}).items()
+    }
+    found[f"real {row['engine']} on a CPU"] = row["ratio_to_baseline"]
+    saved = [
+        f"{_less(ratios, 'total_time_s')} and {_less(ratios, 'tail_time_s')} on {on}"
+        for on, ratios in found.items()
+    ]
+    text = f"All techniques together shorten veRL's time and tail time by {'; by '.join(saved)}"
     if walls := [each["wall_s"] for row in rows for pair in row.get("probes", ()) for each in pair]:
-        text += f" (the machine's speed changed by {max(walls) / min(walls) - 1:.0%} meanwhile)"
-    for on, emulated in row.get("emulated", {}).items():
-        text += (
-            f"; on emulated instances of {on} the same responses take {_saved(emulated['ratio_to_baseline'])}"
-        )
-    return f"{text}. {'Every' if same else 'Not every'} arm writes the same tokens."
-
-
-def _saved(ratio: Mapping[str, float]) -> str:
-    """Return the time saved and the tail time saved, by their ratios to the baseline's."""
-    total, tail = (100 * (1 - ratio[figure]) for figure in ("total_time_s", "tail_time_s"))
-    return f"{total:.0f} % less time than the baseline, and {tail:.0f} % less in the tail"
+        text += f", whose speed changed by {percent(max(walls) / min(walls) - 1)} meanwhile"
+    same = "Every" if all(each["tokens_equal_to_baseline"] for each in rows) else "Not every"
+    return f"{text}. {same} arm writes the same tokens."

@@ -25,6 +25,9 @@ DEPENDS_ON = ("backends/worker", "backends/vllm", "backends/sglang", "backends/p
 ROUNDS = 5
 
 HERE, THERE = "here", "against"
+SECOND = "vllm, second runner"
+INTERPRETER = ROOT / "backends" / "vllm" / "tests" / "interpreter"
+"""In which vLLM's second runner runs without a device."""
 ANSWERED = 32
 """The batch of which the answer is."""
 DRAFTS = (0, 1, 4)
@@ -40,41 +43,48 @@ PACKAGES = (
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add the case's own options."""
+    """Add the part's own options."""
     parser.add_argument("--engine", nargs="+", default=["vllm", "sglang", "paced"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout of the project")
 
 
-def steps_of(engine: str, batches: Sequence[int], drafts: Sequence[int], checkout: Path) -> list[Row]:
-    """Return the times of one engine with the packages of a checkout."""
-    python = interpreter() if engine == "sglang" else sys.executable
-    packages = os.pathsep.join(str(checkout / each) for each in PACKAGES)
+def checkouts(options: argparse.Namespace) -> dict[str, Path]:
+    """Return the checkouts whose packages are measured, by name."""
+    return {HERE: ROOT} | ({THERE: options.against.resolve()} if options.against else {})
+
+
+def printed(engine: str, arguments: Sequence[str], checkout: Path) -> list[Row]:
+    """Return the JSON lines of ``host_steps`` for an engine, or the sampler, with packages of a checkout."""
+    second = engine == SECOND
+    packages = [*(str(checkout / each) for each in PACKAGES), *([str(INTERPRETER)] if second else [])]
     environment = {
-        **vllm_environment(os.environ, 1, None),
+        **vllm_environment(os.environ, 1, None, "second" if second else "first"),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "PYTHONPATH": packages,
+        "PYTHONPATH": os.pathsep.join(packages),
     }
-    sizes = [
-        word
-        for name, values in (("--batch", batches), ("--drafts", drafts))
-        for word in (name, *map(str, values))
-    ]
-    command = [python, str(ROOT / "bench" / "host_steps.py"), engine, *sizes]
+    python = interpreter() if engine == "sglang" else sys.executable
+    command = [python, str(ROOT / "bench" / "host_steps.py"), engine.partition(",")[0], *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{engine}: {done.stderr[-2000:]}")
-    return [msgspec.json.decode(line) for line in done.stdout.splitlines() if line.startswith('{"batch"')]
+    return [msgspec.json.decode(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def steps_of(engine: str, batches: Sequence[int], drafts: Sequence[int], checkout: Path) -> list[Row]:
+    """Return the times of one engine with the packages of a checkout."""
+    arguments = ["--batch", *map(str, batches), "--drafts", *map(str, drafts)]
+    return printed(engine, arguments, checkout)
 
 
 def run(options: argparse.Namespace) -> list[Row]:
     """Measure in every round each engine, with and without drafts, under each checkout."""
-    checkouts = {HERE: ROOT} | ({THERE: options.against.resolve()} if options.against else {})
+    places = checkouts(options)
     found: dict[tuple[str, str, int, int], list[float]] = {}
-    arms = [(engine, name) for engine in options.engine for name in checkouts]
+    arms = [(engine, name) for engine in options.engine for name in places]
     for number, (engine, name) in turned(arms, options.rounds):
-        plain = {row["batch"]: row["host_s"] for row in steps_of(engine, options.batch, (), checkouts[name])}
-        for row in steps_of(engine, options.batch, DRAFTS, checkouts[name]):
+        plain = {row["batch"]: row["host_s"] for row in steps_of(engine, options.batch, (), places[name])}
+        for row in steps_of(engine, options.batch, DRAFTS, places[name]):
             batch, drafts = row["batch"], row["drafts"]
             found.setdefault((engine, name, batch, -1), []).append(plain[batch])
             found.setdefault((engine, name, batch, drafts), []).append(row["host_s"] - plain[batch])

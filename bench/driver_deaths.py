@@ -138,9 +138,11 @@ def table(rows: Sequence[Row]) -> str:
 
 def answer(rows: Sequence[Row]) -> str:
     """Return what a death costs early and late in a run."""
-    first, last = rows[0], rows[-1]
+    first, last = (
+        f"after {row['from_nothing_s']['median']:.1f} s costs {row['resumed_s']['median']:.1f} s"
+        for row in (rows[0], rows[-1])
+    )
     return (
-        f"Killed after {first['share']:.0%} of its time a run loses {first['resumed_s']['median']:.1f} s with"
-        f" --resume, and after {last['share']:.0%} {last['resumed_s']['median']:.1f} s; from nothing it loses"
-        f" {first['from_nothing_s']['median']:.1f} s and {last['from_nothing_s']['median']:.1f} s."
+        f"With `--resume` the death of the driver {first}, and {last}."
+        " Without it all the time before is lost."
     )

@@ -245,8 +245,7 @@ def answer(rows: Sequence[Row]) -> str:
     row = max(rows, key=lambda row: (row["instances"], row["plugins"] == "with drafts"))
     per_s = 1e6 / row["cpu_us_per_token"]["median"]
     return (
-        f"At {row['instances']:,} instances with drafts a chunk costs the driver"
-        f" {row['cpu_us_per_chunk']['median']:,.0f} us of CPU, so its one core carries"
-        f" {per_s / 1e6:.1f} million tokens per second:"
-        f" {per_s / TOKENS_PER_S:,.0f} instances that write {TOKENS_PER_S:,.0f} each."
+        f"With drafts and {row['instances']:,} instances, one core carries {per_s / 1e6:.1f} million tokens"
+        f" per second: {per_s / TOKENS_PER_S:,.0f} instances that write {TOKENS_PER_S:,.0f} each. A chunk"
+        f" takes {row['cpu_us_per_chunk']['median'] / 1e3:.1f} ms."
     )

@@ -207,6 +207,6 @@ def answer(rows: Sequence[Row]) -> str:
     differing = sum(row["differing_responses"] for row in rows)
     return (
         f"Of {sum(row['responses'] for row in rows):,} responses of {sum(row['tokens'] for row in rows):,}"
-        f" tokens under {len(rows)} controls, at least {min(row['tokens'] for row in rows):,} tokens each,"
-        f" {differing or 'none'} differ{'s' if differing == 1 else ''} in tokens, text or end."
+        f" tokens under {len(rows)} sampling controls, {differing or 'none'} differ between rollouts whole"
+        " and in chunks that move and draft."
     )

@@ -33,10 +33,9 @@ def run(options: argparse.Namespace) -> list[Row]:
 def answer(rows: Sequence[Row]) -> str:
     """Return how many checks passed, on which GPU."""
     checks = [each for row in rows for each in row["checks"]]
-    passed = sum(each["status"] == "passed" for each in checks)
+    passed = [each["check"] for each in checks if each["status"] == "passed"]
     gpus = " and ".join(dict.fromkeys(row["machine"]["gpu"] for row in rows))
-    parts = ", ".join(str(row["part"]) for row in rows)
-    return f"On {gpus}, {passed} of the {len(checks)} checks of parts {parts} passed."
+    return f"On {gpus}, {len(passed)} of {len(checks)} checks passed: {', '.join(passed)}."
 
 
 def table(rows: Sequence[Row]) -> str:

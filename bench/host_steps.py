@@ -1,9 +1,11 @@
-"""Steps of one engine in this process, for ``draft_step``: ``python bench/host_steps.py ENGINE ...``.
+"""Steps of one engine, or the sampler alone, for ``draft_step``: ``python bench/host_steps.py ENGINE ...``.
 
 Prints a JSON line for each batch and number of drafts: the CPU seconds that this thread took for a step
 outside of the model, a median; with --waits instead the most often that the host would wait for a device in
-Seer's part of a step, and for what (``device_waits``).  It imports nothing of this package, for it runs in
-each engine's own environment, and under another commit's packages.
+Seer's part of a step, and for what (``device_waits``).  For ``sampler`` it prints the CPU seconds of one
+choice by kind of cut, the least of all repeats, on one thread; with --kernels what each kernel needs,
+compiled for a GPU that need not be there.  It imports nothing of this package but ``gpu`` of the checkout on
+the path, for it runs in each engine's own environment, and under another commit's packages.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from time import thread_time
+from time import process_time, thread_time
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,12 @@ LOWEST, HIGHEST = 5, 60
 """Token ids of prompts, which the bundled model has."""
 LIMITS = {"kv_cache_bytes": 1 << 26, "max_model_tokens": 3200, "max_running": 256}
 SOURCE = SourceSpec("seer_grouped_spec.source:GroupedSource", {}, 8)
+VOCAB = 151_936
+"""The vocabulary of the Qwen models."""
+SPREAD = 4.0
+"""The standard deviation of logits, as ``gpu-check`` draws them."""
+CUTS = {"none": {}, "top-p": {"top_p": 0.9}, "top-k": {"top_k": 50}, "both": {"top_k": 50, "top_p": 0.9}}
+CUTS |= {"top-p 0.5": {"top_p": 0.5}}
 
 
 def _beside(name: str) -> Any:
@@ -285,18 +293,57 @@ def waits_of(bench: Any, counts: WaitCounter, steps: int) -> dict[str, Any]:
     return {"waits": most.total(), "for": +most, "operations": operations}
 
 
+def print_times(rows: int, repeats: int) -> None:
+    """Print the CPU time of one choice for so many rows, by each kind of cut."""
+    from seer_worker.sampling.keyed import keyed_choices
+
+    torch.set_num_threads(1)
+    random = torch.Generator().manual_seed(1)
+    logits = torch.randn(rows, VOCAB, generator=random) * SPREAD
+    seeds, positions = torch.randint(2**62, (rows,), generator=random), torch.arange(rows) + 100
+    for name, cuts in CUTS.items():
+        top_k, top_p = (
+            None if value is None else torch.full((rows,), value)
+            for value in (cuts.get("top_k"), cuts.get("top_p"))
+        )
+        times = []
+        for _ in range(repeats):
+            begun_s = process_time()
+            chosen = keyed_choices(logits, torch.ones(rows), top_k, top_p, seeds, positions)
+            times.append(process_time() - begun_s)
+        digest = int((chosen * (torch.arange(rows) + 1)).sum())
+        print(json.dumps({"cuts": name, "rows": rows, "cpu_s": min(times), "tokens": digest}), flush=True)
+
+
+def print_kernels(target: str) -> None:
+    """Print what each kernel needs on this target."""
+    from bench.gpu.compiled import KERNELS, compiled
+
+    for name in KERNELS:
+        found = compiled(name, target)
+        print(json.dumps({key: found[key] for key in ("kernel", "instructions", "per_logit", "registers")}))
+
+
 def main() -> None:
     """Read the command line, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("engine", choices=ENGINES)
-    parser.add_argument("--batch", type=int, nargs="+", required=True)
+    parser.add_argument("engine", choices=[*ENGINES, "sampler"])
+    parser.add_argument("--batch", type=int, nargs="+")
     parser.add_argument("--drafts", type=int, nargs="*", default=[], help="made-up tokens of each request")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--waits", action="store_true", help="count waits for a device, and take no times")
+    parser.add_argument("--rows", type=int, default=256, help="of logits, for the sampler")
+    parser.add_argument("--repeats", type=int, default=1, help="of the sampler's choices")
+    parser.add_argument("--kernels", metavar="TARGET", help="compile the sampler's for it, and take no times")
     options = parser.parse_args()
-    engine = ENGINES[options.engine]
-    with tempfile.TemporaryDirectory() as scratch:
-        print_steps(engine, scratch, options.batch, options.drafts, options.steps, waits=options.waits)
+    if options.kernels:
+        print_kernels(options.kernels)
+    elif options.engine == "sampler":
+        print_times(options.rows, options.repeats)
+    else:
+        engine = ENGINES[options.engine]
+        with tempfile.TemporaryDirectory() as scratch:
+            print_steps(engine, scratch, options.batch, options.drafts, options.steps, waits=options.waits)
     sys.stdout.flush()
     os._exit(0)  # engines' threads have nothing to say any more
 

@@ -142,14 +142,13 @@ def _held_bytes() -> int:
 def answer(rows: Sequence[Row]) -> str:
     """Return what an image costs, and what the driver holds."""
     found = {row["form"]: row for row in rows}
-    paths, urls, shared = (found[form] for form in FORMS)
+    paths, urls, _ = (found[form] for form in FORMS)
     count = paths["prompts"] * paths["images"]
     held, coded = (each["held_bytes"]["median"] / 2**20 for each in (paths, urls))
     return (
-        f"{paths['prompts']:,} prompts with {paths['images']} images of {paths['pixels']} x {paths['pixels']}"
-        f" pixels each cost the driver {paths['read_s']['median'] / count * 1e3:.1f} ms of CPU for an image,"
-        f" and {held:,.0f} MiB, or {coded:,.0f} MiB with data URLs. Each image goes to an instance once:"
-        f" where all prompts share {SHARED}, {shared['sent_images']['median']:,.0f} images and not {count:,}."
+        f"An image of {paths['pixels']} x {paths['pixels']} pixels costs the driver"
+        f" {paths['read_s']['median'] / count * 1e3:.1f} ms of CPU to read. {count:,} images take"
+        f" {held:,.0f} MiB of its memory, or {coded:,.0f} MiB as data URLs."
     )
 
 

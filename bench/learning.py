@@ -71,8 +71,8 @@ def answer(rows: Sequence[Row]) -> str:
     after = [row["held_out"][-1][1] for row in rows]
     furthest = max(max(row["dlogp_max"]) for row in rows)
     return (
-        f"With {len(rows)} seeds the reward on held-out pictures rises from {min(before):.2f} to"
-        f" {max(before):.2f} before training to {min(after):.2f} to {max(after):.2f} after"
+        f"Yes: with {len(rows)} seeds, the reward of a model of images on held-out pictures rises from"
+        f" {min(before):.2f}-{max(before):.2f} to {min(after):.2f}-{max(after):.2f} in"
         f" {len(rows[0]['reward_mean'])} iterations. Log-probs of engines and trainer differ by"
         f" {furthest:.0e} nats at most."
     )

@@ -174,6 +174,7 @@ class FamilyRun:
 
     async def adapted(self, folder: Path) -> Row:
         """Return what becomes of an update by an adapter, merged and kept beside the model."""
+        shutil.copytree(self.models[0], folder / "whole")
         adapter, whole = write_adapter(folder, self.models[0])
         found: Row = {}
         try:
@@ -360,30 +361,37 @@ class FamilyRun:
         ]
 
 
-def write_adapter(folder: Path, model: Path) -> tuple[Path, Path]:
-    """Write a random adapter of a model's attention, and the model with it added; return both directories."""
+def write_adapter(
+    folder: Path,
+    model: Path,
+    seed: int = 1,
+    rank: int = RANK,
+    gain: float = GAIN,
+    matrices: Sequence[str] = MATRICES,
+) -> tuple[Path, Path]:
+    """Write a random adapter of a model, and the weights with it added; return both directories."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    draw = torch.Generator().manual_seed(1)
+    draw = torch.Generator().manual_seed(seed)
     weights, factors = load_file(model / "model.safetensors"), {}
     for name in sorted(weights):
         module = name.removesuffix(".weight")
-        if module == name or module.rpartition(".")[2] not in MATRICES:
+        if module == name or module.rpartition(".")[2] not in matrices:
             continue
         outputs, inputs = weights[name].shape
-        a = torch.randn(RANK, inputs, generator=draw) / inputs**0.5
-        b = torch.randn(outputs, RANK, generator=draw) * GAIN
+        a = torch.randn(rank, inputs, generator=draw) / inputs**0.5
+        b = torch.randn(outputs, rank, generator=draw) * gain
         factors[f"base_model.model.{module}.lora_A.weight"] = a
         factors[f"base_model.model.{module}.lora_B.weight"] = b
         weights[name] = weights[name] + b @ a
     adapter, whole = folder / "adapter", folder / "whole"
-    shutil.copytree(model, whole)
+    for each in (adapter, whole):
+        each.mkdir(parents=True, exist_ok=True)
     save_file(weights, whole / "model.safetensors", metadata={"format": "pt"})
-    adapter.mkdir()
     save_file(factors, adapter / "adapter_model.safetensors", metadata={"format": "pt"})
     targets = sorted({name.split(".")[-3] for name in factors})
-    settings = {"r": RANK, "lora_alpha": RANK, "target_modules": targets, "bias": "none"}
+    settings = {"r": rank, "lora_alpha": rank, "target_modules": targets, "bias": "none"}
     (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **settings}))
     return adapter, whole
 
@@ -485,6 +493,7 @@ def answer(rows: Sequence[Row]) -> str:
     moved = sum(row["pooled"] == EXACT for row in rows)
     exact = sum({row[way] for way in WAYS} <= {EXACT, "none"} for row in rows)
     return (
-        f"Of {len(rows)} rows {moved} are exact where every chunk moves with a pool, and {exact} in every way"
-        " that is tested; what is refused has its reason below."
+        f"Of {len(rows)} pairs of a family and an engine, {moved} write the same tokens where every chunk"
+        f" moves by a KV pool, and {exact} in every way that is tested. The notes have the reason of each"
+        " refusal."
     )

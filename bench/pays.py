@@ -20,7 +20,7 @@ from pathlib import Path
 from seer_lab.policies import POLICIES
 from seer_lab.sweep import sweep, swept_workloads
 
-from bench.harness import Row, cell, markdown
+from bench.harness import Row, cell, less, markdown
 
 DEPENDS_ON = ("seer_core", "plugins", "backends/sim", "lab")
 ROUNDS = 5
@@ -72,19 +72,20 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def answer(rows: Sequence[Row]) -> str:
-    """Return where each policy pays least and most."""
+    """Return where each policy saves least and most."""
     sentences = []
-    for name, what in (("context", "scheduling alone reaches"), ("seer", "with drafts Seer reaches")):
-        ratio = {
-            (row["at"]["pressure"], row["at"]["sigma"]): row["policies"][name]["ratio_to_first"]["median"]
+    for name, what in (("context", "Scheduling alone takes"), ("seer", "With drafts Seer takes")):
+        saved = {
+            (row["at"]["pressure"], row["at"]["sigma"]): 1
+            - 1 / row["policies"][name]["ratio_to_first"]["median"]
             for row in rows
         }
-        least, most = min(ratio, key=ratio.__getitem__), max(ratio, key=ratio.__getitem__)
+        least, most = min(saved, key=saved.__getitem__), max(saved, key=saved.__getitem__)
         sentences.append(
-            f"{what} {ratio[least]:.2f}x (at pressure {least[0]}, sigma {least[1]})"
-            f" to {ratio[most]:.2f}x (at pressure {most[0]}, sigma {most[1]})"
+            f" {what} {less(saved[least])} time than veRL's policy at pressure {least[0]} and sigma"
+            f" {least[1]}, and {less(saved[most])} at pressure {most[0]} and sigma {most[1]}."
         )
     return (
-        f"On instances of {rows[0]['on']}, over the tokens per second of veRL's policy,"
-        f" {', and '.join(sentences)}."
+        "Seer pays where KV is short for the responses in flight (pressure) and lengths differ (sigma)."
+        f"{''.join(sentences)} These are instances of {rows[0]['on']}."
     )

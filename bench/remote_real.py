@@ -1,9 +1,13 @@
-"""Two stock ``vllm serve`` on CPUs: requests to each in turn, beside Seer over the same servers."""
+"""How long does Seer take on two stock vLLM servers, beside a client that sends whole responses in turn?
+
+Two stock ``vllm serve`` on CPUs serve the bundled model, keyed.  The client sends whole responses to each in
+turn; Seer divides them and places the chunks.  Prompts and seeds are the same, in turns.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import json
 import sys
 import tempfile
 import time
@@ -14,61 +18,69 @@ from typing import Any
 import aiohttp
 from seer_session import Session
 
-from bench.harness import EXAMPLE, Row, prompts, spread_of, turned
-from bench.stock_servers import StockServer, stock_servers
+from bench.harness import EXAMPLE, Row, cell, markdown, prompts, spread_of, turned
+from bench.stock_servers import StockServer, Usage, session_on, stock_servers
 
-__all__ = ["KV_BYTES", "REAL_ARMS", "measure_real"]
+DEPENDS_ON = ("seer_core", "plugins", "backends/remote", "backends/vllm/seer_vllm")
+ROUNDS = 1
+TURNS = "each in turn"
 
 KV_BYTES = {"short": 1 << 22, "ample": 1 << 25}
 """The KV of each server: 2,048 tokens of the bundled model, or 16,384."""
 LONGEST = 1024
-REAL_ARMS = {"each in turn": "", "Seer": "none", "Seer, KV shared": "local"}
+ARMS = {TURNS: "", "Seer": "none", "Seer, KV shared": "local"}
 """The run's pool; none is a client that sends whole responses to one server after the other."""
 TAIL = 0.9
 """The tail begins when so many of the responses are over."""
-CONFIG = """
-[seer]
-engine = "remote"
-kv_pool = "{pool}"
-plugins = ["divided_rollout", "context_sched"]
-[engine.remote]
-urls = {urls}
-model = "{model}"
-[plugin.divided_rollout]
-chunk_tokens = {chunk}
-"""
+COUNTS = {
+    "computed": "vllm:prompt_tokens_total",
+    "cached": "vllm:prompt_tokens_cached_total",
+    "preemptions": "vllm:num_preemptions_total",
+}
 
 
-def measure_real(groups: int, most: int, chunk: int, rounds: int) -> list[Row]:
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the part's own options."""
+    parser.add_argument("--groups", type=int, default=6, help="of eight responses (default 6)")
+    parser.add_argument("--most", type=int, default=600, help="tokens of a response (default 600)")
+    parser.add_argument("--chunk", type=int, default=64, help="tokens of a chunk (default 64)")
+
+
+def run(options: argparse.Namespace) -> list[Row]:
     """Roll the same prompts out in each arm in turn, on servers with little KV and with ample."""
     asked = [
-        each | {"max_tokens": most, "seeds": list(range(1000 * number, 1000 * number + each["n"]))}
-        for number, each in enumerate(prompts(groups))
+        each | {"max_tokens": options.most, "seeds": list(range(1000 * number, 1000 * number + each["n"]))}
+        for number, each in enumerate(prompts(options.groups))
     ]
     for each in asked:
         del each["seed"]
     rows: list[Row] = []
     for kv, kv_bytes in KV_BYTES.items():
-        found: dict[str, list[Row]] = {arm: [] for arm in REAL_ARMS}
+        found: dict[str, list[Row]] = {arm: [] for arm in ARMS}
         texts: dict[str, dict[str, list[int]]] = {}
         with (
             tempfile.TemporaryDirectory() as place,
             stock_servers(Path(place), longest=LONGEST, kv_bytes=kv_bytes) as both,
         ):
             asyncio.run(_in_turn(both, asked[:1]))  # first steps, and what this process imports late
-            for _, arm in turned(list(REAL_ARMS), rounds):
-                before = _counted(both)
-                if pool := REAL_ARMS[arm]:
-                    row, texts[arm] = _seer(Path(place), both, asked, pool, chunk, before)
+            usage = Usage(both, COUNTS)
+            for _, arm in turned(list(ARMS), options.rounds):
+                usage.begin()
+                if pool := ARMS[arm]:
+                    with session_on(both, Path(place), pool, options.chunk) as session:
+                        usage.begin()  # without the tests at the start
+                        row, texts[arm] = _seer(session, asked)
+                        spent = _spent(usage)
                 else:
                     row, texts[arm] = asyncio.run(_in_turn(both, asked))
-                    row |= _spent(both, before)
+                    spent = _spent(usage)
+                row |= spent
                 found[arm].append(row)
                 print(f"KV {kv}, {arm}: {row}", file=sys.stderr, flush=True)
-        alone = texts["each in turn"]
+        alone = texts[TURNS]
         for arm, mine in found.items():
             figures = {name: spread_of(each[name] for each in mine) for name in mine[0]}
-            rows.append({"part": "real", "kv": kv, "arm": arm, "same": texts[arm] == alone} | figures)
+            rows.append({"kv": kv, "arm": arm, "same": texts[arm] == alone} | figures)
     return rows
 
 
@@ -103,28 +115,16 @@ async def _in_turn(
     return row | _times(ends_s) | {"tokens": sum(map(len, texts.values()))}, texts
 
 
-def _seer(
-    folder: Path,
-    both: Sequence[StockServer],
-    asked: Sequence[Row],
-    pool: str,
-    chunk: int,
-    before: dict[str, float],
-) -> tuple[dict[str, float], dict[str, list[int]]]:
-    config = folder / "rollout.toml"
-    urls = json.dumps([each.url for each in both])
-    config.write_text(CONFIG.format(pool=pool, urls=urls, model=EXAMPLE / "weights", chunk=chunk))
+def _seer(session: Session, asked: Sequence[Row]) -> tuple[dict[str, float], dict[str, list[int]]]:
     texts, ends_s = {}, []
-    with Session(config) as session:
-        before |= _counted(both)  # without the tests at the start
-        began_s, began_cpu_s = time.monotonic(), time.process_time()
-        for each in session.stream(asked, 0):
-            texts[each.request_id] = list(each.token_ids)
-            ends_s.append(time.monotonic() - began_s)
-        spent = {"driver_cpu_s": time.process_time() - began_cpu_s} | _spent(both, before)
-        summary = session.result.summary
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
+    for each in session.stream(asked, 0):
+        texts[each.request_id] = list(each.token_ids)
+        ends_s.append(time.monotonic() - began_s)
+    row = {"driver_cpu_s": time.process_time() - began_cpu_s}
+    summary = session.result.summary
     counts = {"chunks": summary.chunks, "moves": summary.migrations, "tokens": summary.tokens}
-    return counts | _times(ends_s) | spent, texts
+    return row | counts | _times(ends_s), texts
 
 
 def _times(ends_s: list[float]) -> dict[str, float]:
@@ -132,16 +132,42 @@ def _times(ends_s: list[float]) -> dict[str, float]:
     return {"total_s": ends_s[-1], "tail_s": ends_s[-1] - ends_s[int(TAIL * len(ends_s)) - 1]}
 
 
-def _counted(both: Sequence[StockServer]) -> dict[str, float]:
-    names = {
-        "computed": "vllm:prompt_tokens_total",
-        "cached": "vllm:prompt_tokens_cached_total",
-        "preemptions": "vllm:num_preemptions_total",
-    }
-    found = {key: sum(each.figure(name) for each in both) for key, name in names.items()}
+def _spent(usage: Usage) -> dict[str, float]:
+    """Return what servers computed of prompts, their preemptions and their CPU time."""
+    found = usage.spent()
     found["computed"] -= found.pop("cached")
-    return found | {"server_cpu_s": sum(each.cpu_s() for each in both)}
+    found["server_cpu_s"] = found.pop("cpu_s")
+    return found
 
 
-def _spent(both: Sequence[StockServer], before: dict[str, float]) -> dict[str, float]:
-    return {name: each - before[name] for name, each in _counted(both).items()}
+def table(rows: Sequence[Row]) -> str:
+    """Return one line for each arm."""
+    columns = ["KV", "", "same tokens", "total, s", "tail, s", "chunks", "moves", "prompt tokens computed"]
+    columns += ["preemptions", "CPU of the servers, ms a token", "of the driver, ms a chunk"]
+    lines = []
+    for row in rows:
+        tokens, chunks = row["tokens"]["median"], row["chunks"]["median"]
+        names = ("chunks", "moves", "computed", "preemptions")
+        lines.append(
+            [
+                row["kv"],
+                row["arm"],
+                "yes" if row["same"] else "NO",
+                cell(row["total_s"]),
+                cell(row["tail_s"]),
+                *(cell(row[name], ",.0f") for name in names),
+                f"{1e3 * row['server_cpu_s']['median'] / tokens:.2f}",
+                f"{1e3 * row['driver_cpu_s']['median'] / chunks:.1f}",
+            ]
+        )
+    return markdown(columns, lines, left=2)
+
+
+def answer(rows: Sequence[Row]) -> str:
+    """Return what Seer took on real servers, beside a client without it."""
+    found = {(row["kv"], row["arm"]): row["total_s"]["median"] for row in rows}
+    times = [
+        f"{found[kv, 'Seer']:.0f} s with {kv} KV, where a client without it takes {found[kv, TURNS]:.0f} s"
+        for kv in dict.fromkeys(row["kv"] for row in rows)
+    ]
+    return f"On two real servers of the bundled model on a CPU, Seer takes {', and '.join(times)}."

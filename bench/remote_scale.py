@@ -1,7 +1,11 @@
-"""Ten thousand requests in flight on one driver, against stand-ins that hold them until all are there."""
+"""What do ten thousand requests in flight on servers cost one driver?
+
+The driver's CPU, memory, threads and descriptors.  Stand-ins hold all requests until all are there.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib
 import multiprocessing
@@ -28,7 +32,8 @@ from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies, Slot
 
-__all__ = ["measure_scale"]
+DEPENDS_ON = ("seer_core", "plugins", "backends/remote")
+ROUNDS = 1
 
 SERVERS, PROMPT_TOKENS, CHUNK_TOKENS, MAX_TOKENS = 4, 512, 64, 128
 MOST_S = 240.0
@@ -128,12 +133,17 @@ async def _roll(settings: Settings, requests: int, hold: Event, go: Event, held:
     }
 
 
-def measure_scale(requests: int = 10_000) -> Row:
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the part's own options."""
+    parser.add_argument("--requests", type=int, default=10_000, help="in flight (default 10000)")
+
+
+def run(options: argparse.Namespace) -> list[Row]:
     """Roll them out, and return the driver's figures."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     context = multiprocessing.get_context("fork")
-    hold, go = context.Event(), context.Event()
+    hold, go, requests = context.Event(), context.Event(), options.requests
     with ExitStack() as stack:
         ports = [stack.enter_context(reserved_port()) for _ in range(SERVERS)]
         held = [context.Value("i", 0) for _ in ports]
@@ -147,4 +157,25 @@ def measure_scale(requests: int = 10_000) -> Row:
             kv_tokens=requests // SERVERS * 1024,
             poll_s=5.0,
         )
-        return asyncio.run(_roll(settings, requests, hold, go, held))
+        return [asyncio.run(_roll(settings, requests, hold, go, held))]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return a sentence for each row."""
+    return "\n\n".join(
+        f"{row['in_flight']:,} requests in flight on one driver: {row['threads']} threads,"
+        f" {row['descriptors']:,} descriptors,"
+        f" {(row['rss_bytes'] - row['rss_before_bytes']) / row['in_flight'] / 1e3:.0f} kB each;"
+        f" {1e3 * row['cpu_s'] / row['chunks']:.2f} ms of CPU for a chunk of {row['chunk_tokens']} tokens"
+        f" after {row['prompt_tokens']}, in {row['chunks']:,} chunks."
+        for row in rows
+    )
+
+
+def answer(rows: Sequence[Row]) -> str:
+    """Return what a chunk costs with all requests in flight."""
+    [row] = rows
+    return (
+        f"One driver has {row['in_flight']:,} requests in flight with {row['threads']} threads, and spends"
+        f" {1e3 * row['cpu_s'] / row['chunks']:.1f} ms of CPU on a chunk."
+    )

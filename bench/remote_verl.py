@@ -1,4 +1,9 @@
-"""verl's own routing beside Seer's over the same emulated servers, and what a shadow says beforehand."""
+"""What does Seer save over verl's own routing on the same servers, and does a shadow predict it?
+
+vLLM's scheduler on emulated instances behind the HTTP dialect of `seer-remote`, as stock servers that share
+no KV.  verl sends each response whole, to the server with the fewest.  Beside it stand Seer, and what the
+shadow predicts from what verl's client sees.  Recorded lengths are not published: `--data` has their folder.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +15,16 @@ from typing import Any, cast
 
 from msgspec import structs
 from seer_host.shadow_records import WatchedRequest
-from seer_lab import simulate as laboratory
 from seer_lab.emulated import CompletionLog, dearer
-from seer_lab.policies import POLICIES
 from seer_lab.shadow import shadow
 from seer_lab.workloads import CLUSTERS, Workload, crowded
 
-from bench.harness import Row, cell, markdown
+from bench.harness import DATA, Row, cell, less, markdown, percent
 from bench.paced import PAPER, PRESSURE, UNPUBLISHED, recorded, recorded_text
-from bench.remote_paced import RemoteArm, behind_http
+from bench.paced_servers import RemoteArm, simulated
 
-__all__ = ["ARMS", "LOADS", "measure_verl", "sentence", "verl_table"]
-
+DEPENDS_ON = ("seer_core", "plugins", "backends/remote", "backends/paced")
+ROUNDS = 1
 OWN, SEER = "verl's own routing", "under Seer"
 ARMS = {OWN: RemoteArm("sticky"), SEER: RemoteArm("posterior")}
 """verl sends each response whole to the server with the fewest; Seer's are stock servers that share no KV."""
@@ -46,7 +49,14 @@ def _of_texts(data: Path, shorter: int) -> Workload:
     return structs.replace(load, tables=dearer(load.tables, shorter))
 
 
-def measure_verl(options: argparse.Namespace) -> list[Row]:
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the part's own options."""
+    loads = list(LOADS)
+    parser.add_argument("--loads", nargs="+", choices=loads, default=loads, help="(default all)")
+    parser.add_argument("--data", type=Path, default=DATA.parent, help="folder of the recorded lengths")
+
+
+def run(options: argparse.Namespace) -> list[Row]:
     """Roll each workload's steps out under both, in turns; then have a shadow say what Seer would take.
 
     A step's costs are fitted to the steps before, so that the first one's are its own.
@@ -58,8 +68,10 @@ def measure_verl(options: argparse.Namespace) -> list[Row]:
         steps: list[list[WatchedRequest]] = []
         for step in range(options.rounds):
             log = CompletionLog()
-            seeing: dict[str, list[CompletionLog]] = {OWN: [log], SEER: []}
-            arms = {arm: _rolled_out(load, how, step, seeing[arm]) for arm, how in ARMS.items()}
+            arms = {}
+            for arm, how in ARMS.items():
+                summary = simulated(load, how, step, observers=[log] if arm == OWN else []).summary
+                arms[arm] = {figure: getattr(summary, figure) for figure in FIGURES}
             found.append(arms)
             steps.append(_watched(log, step, [each.id for each in load.groups(step)]))
             print(name, step, *(f"{its['total_time_s']:.2f} s" for its in arms.values()), file=sys.stderr)
@@ -67,24 +79,8 @@ def measure_verl(options: argparse.Namespace) -> list[Row]:
         said = shadow(steps, max_running=engine["max_running"], kv_tokens=engine["kv_capacity_tokens"])
         for arms, its in zip(found, said, strict=True):
             predicted = {"seer_s": its.seer_s, "replayed_s": its.replayed_s, "own_costs": its.own_costs}
-            rows.append(
-                {"part": "verl", "workload": load.name, "step": its.step, **arms, "shadow": predicted}
-            )
+            rows.append({"workload": load.name, "step": its.step, **arms, "shadow": predicted})
     return rows
-
-
-def _rolled_out(
-    load: Workload, arm: RemoteArm, seed: int, observers: Sequence[CompletionLog]
-) -> dict[str, Any]:
-    make = laboratory._fleet
-    laboratory._fleet = lambda *given: behind_http(make(*given), arm)
-    try:
-        run = laboratory.simulate(
-            load, POLICIES[arm.policy], seed, ("seer.kv_pool=none",), observers, "paced"
-        )
-    finally:
-        laboratory._fleet = make
-    return {name: getattr(run.summary, name) for name in FIGURES}
 
 
 def _watched(log: CompletionLog, step: int, groups: Sequence[str]) -> list[WatchedRequest]:
@@ -121,7 +117,7 @@ def _saved(row: Row) -> float:
     return float(1 - row[SEER]["total_time_s"] / row[OWN]["total_time_s"])
 
 
-def verl_table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row]) -> str:
     """Return a table of both ways, and of what the shadow says."""
     columns = ["workload", "", "total, s", "tail, s", "prefilled tokens", "requests", "time"]
     columns += ["the shadow says, s", "off by"]
@@ -144,17 +140,12 @@ def verl_table(rows: Sequence[Row]) -> str:
     return markdown(columns, lines, left=2)
 
 
-def _against(saved: float) -> str:
-    """Return a saving of time in words."""
-    return f"{abs(saved):.1%} {'less' if saved > 0 else 'more'}"
-
-
-def sentence(rows: Sequence[Row]) -> str:
+def answer(rows: Sequence[Row]) -> str:
     """Return how far the shadow is off where its costs are those of steps before."""
     found = [_off(row) for row in rows if not row["shadow"]["own_costs"]]
     saved = [_saved(row) for row in rows]
     return (
-        "Over stock servers that share no KV a step under Seer takes between"
-        f" {_against(max(saved))} and {_against(min(saved))} time than under verl's own routing. A shadow,"
-        f" which has only verl's lengths and times, predicts that to within {max(map(abs, found)):.1%}."
+        f"Over stock servers that share no KV, Seer takes {less(max(saved))} to {less(min(saved))} time than"
+        " verl's own routing. A shadow predicts that from verl's lengths and times alone, and is at most"
+        f" {percent(max(map(abs, found)))} off."
     )

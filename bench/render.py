@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
 from os.path import relpath
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from bench.harness import RESULTS, ROOT, StoredResult, case_of, git, origin
+from bench.cases import CASES, SECTIONS, chosen, part_of, today
+from bench.harness import RESULTS, ROOT, Part, StoredResult, git, origin
 
 __all__ = ["rendered", "stale", "write"]
 
@@ -21,31 +23,11 @@ MARKED = re.compile(r"(<!-- bench:(?P<name>[\w-]+) -->\n).*?(<!-- /bench -->)", 
 MEDIANS = "A figure is the median of the rounds, followed by [least, most] where they differ."
 GENERATED = "<!-- `python -m bench render` writes this page. -->"
 
-SECTIONS = {
-    "Does it pay?": ("demo", "cost_models", "unseen_drafts", "paced", "pays", "rivals", "agents"),
-    "Are the tokens the same?": ("equality", "models"),
-    "What is learnt?": ("learning",),
-    "What happens when something dies?": ("cluster_faults", "driver_deaths", "remote"),
-    "What does it cost?": (
-        "scheduler",
-        "family_costs",
-        "driver_scale",
-        "image_prompts",
-        "adapters",
-        "draft_step",
-        "device_steps",
-        "served_drafts",
-        "server_agents",
-    ),
-    "What has run on a GPU?": ("gpu_reports",),
-}
-"""The cases of the first page, by the question that a reader has."""
-
 INTRODUCTION = """\
-Each answer below comes from a stored result in `bench/results`; its page has the table, the method, the
-command, the commit and the machine. No whole rollout has been measured on a GPU. Engines ran on CPUs, or on
-an [emulated accelerator](paced-vllm.md): an engine's real scheduler, with steps that take the time of a cost
-model. Figures such as 1.28x are ratios to veRL's policy unless the sentence names another baseline."""
+Each answer is made from the figures of stored results in `bench/results`. The page behind it has the tables,
+the method, the command, the commit and the machine, also on other constants and engines. No whole rollout has
+been measured on a GPU. Engines ran on CPUs, or on an [emulated accelerator](paced-vllm.md): its scheduler is
+the engine's own, and its time is virtual."""
 
 MORE = """\
 ## More
@@ -59,7 +41,7 @@ MORE = """\
 class AnsweredQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A question that one script answered once; the script is in the repository's history at ``commit``.
 
-    ``again`` is the command of a case that measures the same today, if there is one.
+    ``again`` is the command that measures the same today, if there is one.
     """
 
     question: str
@@ -71,21 +53,37 @@ class AnsweredQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 def results() -> dict[str, StoredResult]:
     """Return the stored results by name."""
-    files = sorted(RESULTS.glob("*.json"))
-    return {
-        file.stem: msgspec.json.decode(file.read_bytes(), type=StoredResult)
-        for file in files
-        if file.stem != ANSWERED
-    }
+    files = sorted(RESULTS.glob("*/*.json"))
+    return {file.stem: msgspec.json.decode(file.read_bytes(), type=StoredResult) for file in files}
+
+
+def origin_of(result: StoredResult) -> tuple[str, str]:
+    """Return the case and the part that a result is of, by its command."""
+    name, part, _ = chosen(shlex.split(today(result.command))[3:])
+    return name, part
+
+
+def module_of(result: StoredResult) -> Part:
+    """Return the module that renders a result."""
+    return part_of(*origin_of(result))
+
+
+def of_case(found: Mapping[str, StoredResult], case: str) -> dict[str, StoredResult]:
+    """Return the results of a case by name, in the order of its parts, first those that decide."""
+    mine = {name: origin_of(result)[1] for name, result in found.items() if origin_of(result)[0] == case}
+    parts, decides = list(CASES[case].parts), CASES[case].decides
+    order = sorted(mine, key=lambda name: (parts.index(mine[name]), name not in decides, name))
+    return {name: found[name] for name in order}
 
 
 def rendered() -> dict[Path, str]:
     """Return what every generated page has to hold, and the README with its number."""
     found = results()
-    pages = {path_of(name, result): page_of(name, result) for name, result in found.items()}
+    pages = {path_of(case): page_of(case, found) for case in CASES}
     answers = msgspec.json.decode((RESULTS / f"{ANSWERED}.json").read_bytes(), type=list[AnsweredQuestion])
     pages[PAGES / f"{ANSWERED}.md"] = answered_page(answers)
     pages[PAGES / "README.md"] = first_page(found)
+    pages = {path: linked(text, path, found) for path, text in pages.items()}
     readme = ROOT / "README.md"
     pages[readme] = MARKED.sub(
         lambda match: match[1] + inset(found, match["name"]) + match[3], readme.read_text()
@@ -93,36 +91,63 @@ def rendered() -> dict[Path, str]:
     return pages
 
 
-def path_of(name: str, result: StoredResult) -> Path:
-    """Return the file of a result's page: ``PAGE`` of its case, if it has one."""
-    path: Path = getattr(case_of(result.case), "PAGE", PAGES / f"{name}.md")
-    return path
+def path_of(case: str) -> Path:
+    """Return the file of a case's page."""
+    return PAGES.parent / (CASES[case].page or f"{PAGES.name}/{case}.md")
 
 
-def page_of(name: str, result: StoredResult) -> str:
-    """Return the page of one result: question, answer, table, method, command."""
-    case = case_of(result.case)
-    question, _, method = inspect.cleandoc(case.__doc__).partition("\n")
+def linked(text: str, path: Path, found: Mapping[str, StoredResult]) -> str:
+    """Return a page in which ``(NAME.md)`` is a link to where the result of that name is."""
+
+    def place(match: re.Match[str]) -> str:
+        name = match[2]
+        target = relpath(PAGES / f"{name}.md", path.parent)
+        if name in found and name not in CASES:
+            case = origin_of(found[name])[0]
+            alone = len(of_case(found, case)) == 1
+            target = relpath(path_of(case), path.parent) + ("" if alone else f"#{name}")
+        return f"]({target})" if match[1] else f"([{name}]({target}))"
+
+    return re.sub(r"(\]?)\(([\w-]+)\.md\)", place, text)
+
+
+def page_of(case: str, found: Mapping[str, StoredResult]) -> str:
+    """Return the page of a case: question, answer, and each result with its table, method and command."""
+    mine = of_case(found, case)
+    several = len(mine) > 1
     parts = [
-        GENERATED + f"\n# {name}",
-        f"**Question.** {question}",
-        f"**Answer.** {answer_of(result)}",
-        case.table(result.rows),
-        f"**Method.** {re.sub('(?<=[.!?])  ', ' ', method.strip()).replace('``', '`')}\n\n{MEDIANS}",
-        f"**Command.** {origin(result)}",
+        GENERATED + f"\n# {case}",
+        f"**Question.** {CASES[case].question}",
+        f"**Answer.** {' '.join(answers_of(case, found))}",
     ]
-    return "\n\n".join(parts) + "\n"
+    explained: set[Part] = set()
+    for name, result in mine.items():
+        module = module_of(result)
+        question, _, method = inspect.cleandoc(module.__doc__).partition("\n")
+        if several:
+            parts += [f"## {name}", *([] if module in explained else [question]), answer_of(result)]
+        parts.append(module.table(result.rows))
+        if module not in explained:
+            explained.add(module)
+            plain = re.sub("(?<=[.!?])  ", " ", method.strip()).replace("``", "`")
+            parts.append(f"**Method.** {plain}")
+        parts.append(f"**Command.** {origin(result)}")
+    return "\n\n".join([*parts, MEDIANS]) + "\n"
 
 
 def answer_of(result: StoredResult) -> str:
-    """Return what a result shows, in a sentence that its case makes of the rows.
+    """Return what a result shows, in sentences that its part makes of the rows.
 
     Raises:
-        AttributeError: the case has no function ``answer``; every case of a stored result needs one.
+        AttributeError: the part has no function ``answer``; every part of a stored result needs one.
     """
-    case = case_of(result.case)
-    answer: str = case.answer(result.rows)  # type: ignore[attr-defined]
+    answer: str = module_of(result).answer(result.rows)  # type: ignore[attr-defined]
     return answer
+
+
+def answers_of(case: str, found: Mapping[str, StoredResult]) -> list[str]:
+    """Return what the results show that decide a case."""
+    return [answer_of(found[name]) for name in CASES[case].decides]
 
 
 def first_page(found: Mapping[str, StoredResult]) -> str:
@@ -130,18 +155,9 @@ def first_page(found: Mapping[str, StoredResult]) -> str:
     parts = [f"{GENERATED}\n# Results", INTRODUCTION]
     for section, cases in SECTIONS.items():
         parts.append(f"## {section}")
-        for case in cases:
-            mine = {name: result for name, result in found.items() if result.case == case}
-            if mine:
-                answers = [
-                    f"{answer_of(result)} ([table]({relpath(path_of(name, result), PAGES)}))"
-                    for name, result in mine.items()
-                ]
-                question = f"**{case_of(case).__doc__.splitlines()[0]}**"
-                if len(answers) == 1:
-                    parts.append(f"{question} {answers[0]}")
-                else:
-                    parts.append("\n".join((f"{question}\n", *(f"- {each}" for each in answers))))
+        for name, case in cases.items():
+            parts.append(f"**[{case.question}]({relpath(path_of(name), PAGES)})**")
+            parts.append("\n".join(f"- {answer}" for answer in answers_of(name, found)))
     summary = re.search(r"^\*\*Answer\.\*\* (.*)$", (PAGES / "reproduction.md").read_text(), re.M)
     parts.append(MORE.format(reproduction=summary[1] if summary else ""))
     return "\n\n".join(parts) + "\n"
@@ -149,7 +165,7 @@ def first_page(found: Mapping[str, StoredResult]) -> str:
 
 def inset(found: Mapping[str, StoredResult], name: str) -> str:
     """Return the number that a result has for the README."""
-    number: str = case_of(found[name].case).one_number(found[name].rows)  # type: ignore[attr-defined]
+    number: str = module_of(found[name]).one_number(found[name].rows)  # type: ignore[attr-defined]
     return f"{number}\n"
 
 
@@ -162,7 +178,7 @@ def answered_page(answers: list[AnsweredQuestion]) -> str:
         "command follows. Brackets hold the least and the most of several rounds.",
     ]
     for each in sorted(answers, key=lambda each: each.question):
-        again = f"; today: `{each.again}`" if each.again else ""
+        again = f"; today: `{today(each.again)}`" if each.again else ""
         parts += [f"## {each.question}", each.answer, f"`{each.command}` at commit {each.commit}{again}"]
     return "\n\n".join(parts) + "\n"
 
@@ -187,11 +203,11 @@ def stale() -> int:
 
 def _stale() -> Iterator[str]:
     for name, result in results().items():
-        paths = case_of(result.case).DEPENDS_ON
+        paths = module_of(result).DEPENDS_ON
         try:
             changed = git("diff", "--name-only", result.commit, "--", *paths).splitlines()
         except subprocess.CalledProcessError:
             yield f"{name}: commit {result.commit} is not in this repository"
             continue
         if changed:
-            yield f"{name}: {len(changed)} files have changed since {result.commit}; {result.command}"
+            yield f"{name}: {len(changed)} files have changed since {result.commit}; {today(result.command)}"

@@ -22,37 +22,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seer_session import Session
-
-from bench.harness import EXAMPLE, Row, cell, markdown, prompts, spread_of
-from bench.stock_servers import StockServer, stock_servers
+from bench.harness import Row, cell, markdown, percent, prompts, spread_of
+from bench.stock_servers import StockServer, Usage, session_on, stock_servers
 
 DEPENDS_ON = ("backends/remote", "backends/vllm/seer_vllm", "plugins/grouped_spec")
 ROUNDS = 1
 SEER = {"method": "custom_class", "model": "seer_vllm.served_drafts.ServedProposer"}
 NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
-ARMS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "none": (SEER, "none", ""),
-    "Seer": (SEER, "none", ', "grouped_spec"'),
-    "Seer+KV": (SEER, "local", ', "grouped_spec"'),
-    "n-gram": (NGRAM, "none", ""),
+ARMS: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
+    "none": (SEER, "none", ()),
+    "Seer": (SEER, "none", ("grouped_spec",)),
+    "Seer+KV": (SEER, "local", ("grouped_spec",)),
+    "n-gram": (NGRAM, "none", ()),
 }
 """What drafts in the servers, the run's pool, and the plug-in that drafts for the run."""
-CONFIG = """
-[seer]
-engine = "remote"
-kv_pool = "{pool}"
-plugins = ["divided_rollout", "context_sched"{drafter}]
-[engine.remote]
-urls = {urls}
-model = "{model}"
-[plugin.divided_rollout]
-chunk_tokens = {chunk}
-"""
+COUNTS = {
+    "drafted": "vllm:spec_decode_num_draft_tokens_total",
+    "accepted": "vllm:spec_decode_num_accepted_tokens_total",
+}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add the case's own options."""
+    """Add the part's own options."""
     parser.add_argument("--groups", type=int, default=3, help="of eight responses each (default 3)")
     parser.add_argument("--most", type=int, default=256, help="tokens of a response (default 256)")
     parser.add_argument("--chunk", type=int, default=64, help="tokens of a chunk (default 64)")
@@ -82,15 +73,12 @@ def roll_out(
     folder: Path, both: Sequence[StockServer], arm: str, options: argparse.Namespace
 ) -> tuple[Row, dict[str, list[int]]]:
     """Return what a rollout has cost, and its responses."""
-    _, pool, drafter = ARMS[arm]
-    config = folder / "rollout.toml"
-    urls, model = json.dumps([each.url for each in both]), EXAMPLE / "weights"
-    config.write_text(CONFIG.format(pool=pool, drafter=drafter, chunk=options.chunk, urls=urls, model=model))
-    with Session(config) as session:
-        before = measured(both)
+    _, pool, drafters = ARMS[arm]
+    with session_on(both, folder, pool, options.chunk, *drafters) as session:
+        usage = Usage(both, COUNTS)
         asked = [each | {"max_tokens": options.most} for each in prompts(options.groups)]
         result = session.rollout(asked, 0)
-        spent = {name: each - before[name] for name, each in measured(both).items()}
+        spent = usage.spent()
     summary = result.summary
     counts = {
         "tokens": summary.tokens,
@@ -99,16 +87,6 @@ def roll_out(
         "pool": summary.pool_tokens,
     }
     return counts | spent, {each.request_id: list(each.token_ids) for each in result.completions}
-
-
-def measured(both: Sequence[StockServer]) -> dict[str, float]:
-    """Return what the servers have counted so far, and their CPU time."""
-    counts = {
-        "drafted": "vllm:spec_decode_num_draft_tokens_total",
-        "accepted": "vllm:spec_decode_num_accepted_tokens_total",
-    }
-    found = {key: sum(each.figure(name) for each in both) for key, name in counts.items()}
-    return found | {"cpu_s": sum(each.cpu_s() for each in both)}
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -131,9 +109,9 @@ def answer(rows: Sequence[Row]) -> str:
     """Return the answer in a sentence."""
     share = {row["arm"]: row["accepted"]["median"] / row["tokens"]["median"] for row in rows}
     rest = {row["arm"]: row["prefilled"]["median"] for row in rows}
+    same = "the same" if all(row["same"] for row in rows) else "not the same"
     return (
-        f"Seer's drafts provide {share['Seer']:.0%} of all tokens, vLLM's n-gram drafts"
-        f" {share['n-gram']:.0%}."
-        f" With shared KV {rest['Seer+KV']:,.0f} tokens are prefilled instead of"
-        f" {rest['Seer']:,.0f}. The tokens are the same in all arms."
+        f"Seer's drafts save {percent(share['Seer'])} of the steps in vLLM's servers, and vLLM's own n-gram"
+        f" drafts {percent(share['n-gram'])}. With shared KV {rest['Seer+KV']:,.0f} tokens are prefilled in"
+        f" place of {rest['Seer']:,.0f}. The tokens are {same} in all arms."
     )

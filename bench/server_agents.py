@@ -169,11 +169,11 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def answer(rows: Sequence[Row]) -> str:
-    """Say it in a sentence."""
+    """Return how soon a turn has its first token, and its CPU."""
     row = next(row for row in rows if row["arm"] == "with ids")
     p50, p99 = (row[f"first_token_{name}_ms"]["median"] for name in ("p50", "p99"))
     return (
-        f"With {row['trajectories']:,} trajectories in tools, half of the turns have their first token after"
-        f" {p50:.0f} ms, and 99 of 100 after {p99:.0f} ms; a turn takes"
-        f" {row['cpu_ms_per_turn']['median']:.1f} ms of the server's CPU."
+        f"With {row['trajectories']:,} trajectories in tools, `seer serve` begins to answer half of the turns"
+        f" within {p50:.0f} ms, and 99 of 100 within {p99:.0f} ms; a turn takes"
+        f" {row['cpu_ms_per_turn']['median']:.1f} ms of its CPU."
     )

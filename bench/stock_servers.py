@@ -1,4 +1,4 @@
-"""Two stock ``vllm serve`` of the bundled model on this machine, keyed, for cases that measure them."""
+"""Two stock ``vllm serve`` of the bundled model on this machine, keyed, for parts that measure them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
 import attrs
 import psutil
+from seer_session import Session
 
 from bench.harness import EXAMPLE
 
-__all__ = ["StockServer", "stock_servers"]
+__all__ = ["StockServer", "Usage", "session_on", "stock_servers"]
 
 KV = {
     "kv_connector": "SeerConnector",
@@ -30,6 +31,17 @@ KV = {
 FLAGS = "--dtype float32 --max-model-len {longest} --max-num-seqs 128 --block-size 32 --enforce-eager"
 FLAGS += " --kv-cache-memory-bytes {kv_bytes} --enable-scale-out --enable-prompt-tokens-details"
 PATIENCE_S = 900.0
+CONFIG = """
+[seer]
+engine = "remote"
+kv_pool = "{pool}"
+plugins = {plugins}
+[engine.remote]
+urls = {urls}
+model = "{model}"
+[plugin.divided_rollout]
+chunk_tokens = {chunk}
+"""
 
 
 @attrs.frozen
@@ -60,6 +72,37 @@ class StockServer:
         root = psutil.Process(self.process.pid)
         times = [each.cpu_times() for each in (root, *root.children(recursive=True))]
         return float(sum(each.user + each.system for each in times))
+
+
+class Usage:
+    """Counts of servers and their CPU time, since this was made or begun again."""
+
+    def __init__(self, servers: Sequence[StockServer], names: Mapping[str, str]) -> None:
+        self._servers, self._names = servers, names
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._before = self._counted()
+
+    def spent(self) -> dict[str, float]:
+        """Return the figures by name."""
+        return {name: each - self._before[name] for name, each in self._counted().items()}
+
+    def _counted(self) -> dict[str, float]:
+        found = {key: sum(each.figure(name) for each in self._servers) for key, name in self._names.items()}
+        return found | {"cpu_s": sum(each.cpu_s() for each in self._servers)}
+
+
+def session_on(
+    servers: Sequence[StockServer], folder: Path, pool: str, chunk: int, *drafters: str
+) -> Session:
+    """Return a session on servers with such a pool, tokens of a chunk and plug-ins that draft."""
+    plugins = json.dumps(["divided_rollout", "context_sched", *drafters])
+    urls, model = json.dumps([each.url for each in servers]), EXAMPLE / "weights"
+    config = folder / "rollout.toml"
+    config.write_text(CONFIG.format(pool=pool, plugins=plugins, urls=urls, model=model, chunk=chunk))
+    return Session(config)
 
 
 @contextmanager

@@ -209,7 +209,7 @@ def _about(config: Config, cluster: Cluster, by: float) -> list[str]:
     measured = MEASURED.get(cluster.preset)
     source = "the paper (docs/results/reproduction.md)"
     if measured is not None:
-        source = f"published measurements of {measured.engine} (docs/results/cost_models.md)"
+        source = f"published measurements of {measured.engine} (docs/results/predictions.md)"
     about = [
         f"Costs: {cluster.preset} of seer_sim, sizes and peaks published, what is reached of the peaks fitted"
         f" to {source}.",
@@ -220,7 +220,7 @@ def _about(config: Config, cluster: Cluster, by: float) -> list[str]:
         about.append(
             f"A step that drafts takes {MEASURED_DRAFTING['step_s'] * 1e3:g} ms more, and"
             f" {MEASURED_DRAFTING['request_s'] * 1e3:g} ms for each request, as on an H100"
-            " (docs/results/gpu-h100.md); drafts are accepted as in a replay of these texts."
+            " (docs/results/gpu.md); drafts are accepted as in a replay of these texts."
         )
     about.append("Its bound is the least time that any schedule takes (docs/explain/bound.md).")
     return about

@@ -69,11 +69,11 @@ graphs, and samples again.  Assumed, see docs/results/reproduction.md.
 Most of it is the graphs: with 10 requests of 128 tokens Qwen3-Coder-30B-A3B on an H100 answered 5.98 requests
 per second with full graphs and 4.07 with piecewise ones (vllm#25444).  That is 6.1 ms a step for 48 layers,
 which is 10 ms for the 80 of Qwen2-VL-72B.  So it was measured here, on an H100 with 80 layers, and 0.4 ms
-with full graphs (docs/results/gpu-h100.md)."""
+with full graphs (docs/results/gpu.md)."""
 
 MEASURED_DRAFTING: Mapping[str, float] = {"step_s": 0.4e-3, "request_s": 0.08e-3}
 """What drafting adds to a step, and to it for each request, as measured on an H100 with 80 layers and drafts
-of 4 tokens under full CUDA graphs (docs/results/gpu-h100.md, docs/results/paced-vllm.md)."""
+of 4 tokens under full CUDA graphs (docs/results/gpu.md, docs/results/paced-vllm.md)."""
 
 LATER_SEEDS = 1 << 20
 """Added to a seed for an iteration to come; far from those that users repeat over."""

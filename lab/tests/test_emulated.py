@@ -81,7 +81,7 @@ def test_the_same_responses_give_the_same_table_on_a_machine_of_another_speed(co
         assert emulated_of(arm)["over_bound"] >= 1
         assert emulated_of(arm)["total_time_s"] != pytest.approx(arm["total_time_s"], rel=0.1)
         assert emulated_of(arm, "qwen3-32b")["total_time_s"] < emulated_of(arm)["total_time_s"]
-    sources = ("docs/results/reproduction.md", "docs/results/cost_models.md", "docs/results/gpu-h100.md")
+    sources = ("docs/results/reproduction.md", "docs/results/predictions.md", "docs/results/gpu.md")
     for name in ("over its bound", *sources, "8 H800", "4 H100"):
         assert name in second_table(printed)
 

@@ -14,7 +14,7 @@ from seer_sim.sizes import sizes_of
 
 from seer_core.errors import ConfigError
 
-STORED = json.loads((Path(__file__).parents[2] / "bench/results/cost_models.json").read_bytes())
+STORED = json.loads((Path(__file__).parents[2] / "bench/results/predictions/cost_models.json").read_bytes())
 SETS = {row["set"]: row for row in STORED["rows"] if "set" in row}
 WITHIN_GOAL = (
     "h100-qwen3-32b-tp4",

@@ -1,7 +1,7 @@
 """Machines, their parts and their network, the head and the driver are struck: nothing is lost or wrong.
 
 `pytest tests/soak/test_cluster_campaign.py --soak-minutes 30 --soak-seed 11 -s` runs a long campaign;
-`python -m bench cluster_faults --json FILE` stores the table of one.
+`python -m bench faults cluster --json FILE` stores the table of one.
 """
 
 import pytest

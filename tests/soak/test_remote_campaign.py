@@ -1,6 +1,6 @@
 """Servers die, lie and are changed by their owners: nothing is lost, and no token is of other weights.
 
-`python -m bench remote --part faults --json FILE` carries a long campaign out and stores what came of it.
+`python -m bench faults servers --json FILE` carries a long campaign out and stores what came of it.
 """
 
 import asyncio

@@ -86,7 +86,7 @@ TYPICAL = Reached(
     attention=0.50,
     link=0.50,
 )
-"""About the medians of what was fitted to published measurements (docs/results/cost_models.md)."""
+"""About the medians of what was fitted to published measurements (docs/results/predictions.md)."""
 
 
 def cost_on(sizes: ModelSizes, gpu: GpuPeaks, gpus: int = 1, reached: Reached = TYPICAL) -> CostModel:

@@ -2,7 +2,7 @@
 
 The measurements are of AIConfigurator's ``silicon_sample.csv`` (github.com/ai-dynamo/aiconfigurator,
 Apache-2.0): times per output token of vLLM and SGLang under a constant number of requests.  ``python -m bench
-cost_models`` fits them again, and predicts rows that were left out (docs/results/cost_models.md).
+predictions costs`` fits them again, and predicts rows that were left out (docs/results/predictions.md).
 """
 
 from __future__ import annotations

@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import attrs
 import msgspec
 from msgspec import structs
+from seer_lab import simulate as laboratory
+from seer_lab.policies import POLICIES
+from seer_lab.simulate import SimulatedIteration
+from seer_lab.workloads import Workload
 from seer_paced.stepper import LocalStepper
 from seer_paced.virtual_engine import VirtualEngine
 from seer_remote.connection import Connection
@@ -32,7 +36,7 @@ from seer_core.ports.kv import KVPool
 if TYPE_CHECKING:  # an import of the engine for a page of results would take seconds
     from seer_vllm.instance import VllmAdapter
 
-__all__ = ["ARMS", "LATENCY_S", "RemoteArm", "behind_http"]
+__all__ = ["LATENCY_S", "RemoteArm", "behind_http", "simulated"]
 
 LATENCY_S = 5e-3
 """Of a request on its way: what HTTP and a server's front end take."""
@@ -251,18 +255,6 @@ class RemoteArm(NamedTuple):
     """Whether whole chunks are reserved on servers."""
 
 
-ARMS = {
-    "servers alone": RemoteArm("verl", served=False),
-    "own workers, KV shared": RemoteArm("context", served=False, shares=True),
-    "own workers, KV apart": RemoteArm("context", served=False),
-    "servers with Seer's package, KV shared": RemoteArm("context", shares=True, ends_early=True),
-    "servers with Seer's package, KV apart": RemoteArm("context", ends_early=True),
-    "stock servers, KV shared": RemoteArm("context", shares=True),
-    "stock servers, KV apart": RemoteArm("context"),
-    "stock servers, KV apart, whole chunks reserved": RemoteArm("context", whole=True),
-}
-
-
 def behind_http(fleet: EngineFleet, arm: RemoteArm) -> EngineFleet:
     """Return a fleet of emulated instances as one of servers."""
     clock = cast("VirtualClock", fleet.clock)
@@ -271,3 +263,24 @@ def behind_http(fleet: EngineFleet, arm: RemoteArm) -> EngineFleet:
         for each in fleet.engines
     ]
     return cast("EngineFleet", attrs.evolve(cast("Any", fleet), engines=engines))
+
+
+def simulated(
+    load: Workload, arm: RemoteArm, seed: int, overrides: Sequence[str] = (), observers: Sequence[Any] = ()
+) -> SimulatedIteration:
+    """Roll out one iteration of a workload on instances that are run in such a way."""
+    make = laboratory._fleet
+
+    def fleet(*given: Any) -> EngineFleet:
+        own = make(*given)
+        return behind_http(own, arm) if arm.served else own
+
+    shared = () if arm.shares else ("seer.kv_pool=none",)
+    whole = ("plugin.divided_rollout.reserved_share=1",) if arm.whole else ()
+    laboratory._fleet = fleet
+    try:
+        return laboratory.simulate(
+            load, POLICIES[arm.policy], seed, (*overrides, *shared, *whole), observers, "paced"
+        )
+    finally:
+        laboratory._fleet = make
