@@ -239,7 +239,7 @@ def _cells(row: Row) -> list[str]:
         pooled = [
             f"{each['pool_tokens'] / each['moves']:,.0f}",
             f"{each['got_bytes'] / each['moves'] / 1024:,.0f}",
-            f"{1e3 * each['move_s']:.1f}",
+            _ms(each),
         ]
     ends, within = row["kept_ends"], row["kept_within"]
     return [
@@ -247,11 +247,15 @@ def _cells(row: Row) -> list[str]:
         f"{row['block_tokens']:,}",
         f"{row['chunk_tokens']:,}",
         *pooled,
-        f"{1e3 * row['without']['move_s']:.1f}",
+        _ms(row["without"]),
         *(f"{each['again'] / each['continued']:.1f}" for each in (ends, within)),
         ends["tokens"] if ends["tokens"] == within["tokens"] else f"{ends['tokens']}; {within['tokens']}",
         *(f"{row[name]:,}" if name in row else "-" for name in ("reported_tokens", "held_tokens")),
     ]
+
+
+def _ms(moves: Row) -> str:
+    return f"{1e3 * moves['move_s']:.1f}" if "move_s" in moves else "-"
 
 
 def answer(rows: Sequence[Row]) -> str:
