@@ -47,6 +47,8 @@ LIMITS = {"max_model_tokens": 2048}
 GROUPS, PROMPT_TOKENS, CHUNKS = 3, 480, 4
 FILLING, FILLED_BYTES, MOST_TRIES = 8, 2 << 20, 6
 """Responses that fill an instance, its KV, and the lengths tried behind the first."""
+LONGEST = {"DeepSeek-V3": 256, "Gemma-4": 640}
+"""Lengths that such KV holds, where it does not hold 960 tokens: latent KV, and heads of two sizes."""
 UNABLE = ("Nemotron-H", "Falcon-H1")
 """Families that do not start on a CPU."""
 
@@ -127,9 +129,7 @@ class FamilyCosts(FamilyRun):
 
     async def fill(self) -> Row:
         """Return the tokens that an instance says fit, and those that it held at once."""
-        longest = 960  # which 2 MiB hold of every other family
-        if FAMILIES[self.name].settings.get("kv_lora_rank"):
-            longest = 256  # of its latent KV 2 MiB hold less
+        longest = LONGEST.get(self.name, 960)
         limits = {"kv_cache_bytes": FILLED_BYTES, "max_model_tokens": longest, "max_running": FILLING}
         async with self.started("none", (), instances=1, **limits) as runtime:
             [info] = runtime.alive.values()
