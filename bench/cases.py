@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 if TYPE_CHECKING:
-    from bench.harness import Part
+    from bench.harness import CasePart
 
 __all__ = ["CASES", "SECTIONS", "Case", "chosen", "part_of", "today"]
 
@@ -152,6 +152,6 @@ def chosen(words: Sequence[str]) -> tuple[str, str, list[str]]:
     return name, first, options
 
 
-def part_of(name: str, part: str) -> Part:
+def part_of(name: str, part: str) -> CasePart:
     """Import a part of a case."""
-    return cast("Part", importlib.import_module(f"bench.{CASES[name].parts[part]}"))
+    return cast("CasePart", importlib.import_module(f"bench.{CASES[name].parts[part]}"))

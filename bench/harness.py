@@ -33,7 +33,7 @@ Row = dict[str, Any]
 Arm = TypeVar("Arm")
 
 
-class Part(Protocol):
+class CasePart(Protocol):
     """A module of this package that is part of a case: a docstring whose first line asks, and these names.
 
     ``DEPENDS_ON`` are the paths that the figures depend on, ``ROUNDS`` is the default of ``--rounds``.

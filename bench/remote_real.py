@@ -19,7 +19,7 @@ import aiohttp
 from seer_session import Session
 
 from bench.harness import EXAMPLE, Row, cell, markdown, prompts, spread_of, turned
-from bench.stock_servers import StockServer, Usage, session_on, stock_servers
+from bench.stock_servers import ServerUsage, StockServer, session_on, stock_servers
 
 DEPENDS_ON = ("seer_core", "plugins", "backends/remote", "backends/vllm/seer_vllm")
 ROUNDS = 1
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> list[Row]:
             stock_servers(Path(place), longest=LONGEST, kv_bytes=kv_bytes) as both,
         ):
             asyncio.run(_in_turn(both, asked[:1]))  # first steps, and what this process imports late
-            usage = Usage(both, COUNTS)
+            usage = ServerUsage(both, COUNTS)
             for _, arm in turned(list(ARMS), options.rounds):
                 usage.begin()
                 if pool := ARMS[arm]:
@@ -132,7 +132,7 @@ def _times(ends_s: list[float]) -> dict[str, float]:
     return {"total_s": ends_s[-1], "tail_s": ends_s[-1] - ends_s[int(TAIL * len(ends_s)) - 1]}
 
 
-def _spent(usage: Usage) -> dict[str, float]:
+def _spent(usage: ServerUsage) -> dict[str, float]:
     """Return what servers computed of prompts, their preemptions and their CPU time."""
     found = usage.spent()
     found["computed"] -= found.pop("cached")

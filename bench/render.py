@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from bench.cases import CASES, SECTIONS, chosen, part_of, today
-from bench.harness import RESULTS, ROOT, Part, StoredResult, git, origin
+from bench.harness import RESULTS, ROOT, CasePart, StoredResult, git, origin
 
 __all__ = ["rendered", "stale", "write"]
 
@@ -63,7 +63,7 @@ def origin_of(result: StoredResult) -> tuple[str, str]:
     return name, part
 
 
-def module_of(result: StoredResult) -> Part:
+def module_of(result: StoredResult) -> CasePart:
     """Return the module that renders a result."""
     return part_of(*origin_of(result))
 
@@ -120,7 +120,7 @@ def page_of(case: str, found: Mapping[str, StoredResult]) -> str:
         f"**Question.** {CASES[case].question}",
         f"**Answer.** {' '.join(answers_of(case, found))}",
     ]
-    explained: set[Part] = set()
+    explained: set[CasePart] = set()
     for name, result in mine.items():
         module = module_of(result)
         question, _, method = inspect.cleandoc(module.__doc__).partition("\n")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Row, cell, markdown, percent, prompts, spread_of
-from bench.stock_servers import StockServer, Usage, session_on, stock_servers
+from bench.stock_servers import ServerUsage, StockServer, session_on, stock_servers
 
 DEPENDS_ON = ("backends/remote", "backends/vllm/seer_vllm", "plugins/grouped_spec")
 ROUNDS = 1
@@ -75,7 +75,7 @@ def roll_out(
     """Return what a rollout has cost, and its responses."""
     _, pool, drafters = ARMS[arm]
     with session_on(both, folder, pool, options.chunk, *drafters) as session:
-        usage = Usage(both, COUNTS)
+        usage = ServerUsage(both, COUNTS)
         asked = [each | {"max_tokens": options.most} for each in prompts(options.groups)]
         result = session.rollout(asked, 0)
         spent = usage.spent()

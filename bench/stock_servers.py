@@ -21,7 +21,7 @@ from seer_session import Session
 
 from bench.harness import EXAMPLE
 
-__all__ = ["StockServer", "Usage", "session_on", "stock_servers"]
+__all__ = ["ServerUsage", "StockServer", "session_on", "stock_servers"]
 
 KV = {
     "kv_connector": "SeerConnector",
@@ -74,7 +74,7 @@ class StockServer:
         return float(sum(each.user + each.system for each in times))
 
 
-class Usage:
+class ServerUsage:
     """Counts of servers and their CPU time, since this was made or begun again."""
 
     def __init__(self, servers: Sequence[StockServer], names: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from seer_lab.paper.report import PLACE, TEMPLATE
 
 from bench import render
 from bench.cases import CASES, chosen, part_of
-from bench.harness import RESULTS, ROOT, Part, parser_of
+from bench.harness import RESULTS, ROOT, CasePart, parser_of
 
 BY_HAND = {"reproduction.md", "paced-vllm.md"}
 """Pages of docs/results that `python -m bench render` does not write."""
@@ -44,7 +44,7 @@ def test_every_part_of_a_case_asks_a_question_and_names_paths_that_exist(case, p
     assert CASES[case].question.endswith("?")
     assert module.__doc__.splitlines()[0].endswith("?")
     assert [path for path in module.DEPENDS_ON if not (ROOT / path).exists()] == []
-    assert [each for each in vars(Part) if not each.startswith("_") and not hasattr(module, each)] == []
+    assert [each for each in vars(CasePart) if not each.startswith("_") and not hasattr(module, each)] == []
 
 
 def test_every_case_has_a_question_of_its_own_and_is_decided_by_stored_results_of_its_own():
