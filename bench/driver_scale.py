@@ -15,6 +15,7 @@ import gc
 import logging
 import multiprocessing
 import random
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,22 +23,36 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from time import process_time
 
+import numpy as np
 import psutil
 import structlog
 from seer_host.config_files import load_config
+from seer_host.frames import Frames, encode
 from seer_session.assembly import fill_slots
 from seer_session.runtime import Runtime
 from seer_worker.client.process_client import Launch, ProcessClient
 from seer_worker.client.worker_port import WorkerPort
-from seer_worker.wire import Channel
+from seer_worker.handshake import ID_BYTES, KEY_BYTES, NONCE_BYTES, PROOF_BYTES, proof, proves, tune
+from seer_worker.wire import (
+    Called,
+    Channel,
+    Finished,
+    FromWorker,
+    MeasureSteps,
+    Ready,
+    Start,
+    Submit,
+    ToWorker,
+)
 
 from bench.harness import EXAMPLE, ROOT, Row, cell, markdown, spread_of, turned
-from bench.instant_workers import MAX_MODEL_TOKENS, VOCAB_SIZE
 from seer_core.errors import EngineError
-from seer_core.model import PromptGroup
+from seer_core.model import InstanceInfo, PromptGroup
+from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.plugins.slots import Assembly
 from seer_core.ports.clock import RealClock
-from seer_core.ports.engine import ModelInfo, PlainFleet
+from seer_core.ports.drafting import StepTimes
+from seer_core.ports.engine import ChunkJob, ChunkOutput, ModelInfo, PlainFleet
 
 DEPENDS_ON = ("seer_core", "backends/worker", "plugins")
 ROUNDS = 3
@@ -53,6 +68,12 @@ CONNECTING = 32
 """How many instances connect at a time; all of them together would take the one process too long."""
 TOKENS_PER_S = 2000.0
 """What an instance writes per second in the answer: 64 requests, at 31 tokens per second each."""
+
+KV_TOKENS, BLOCK_TOKENS, MAX_RUNNING, MAX_MODEL_TOKENS, VOCAB_SIZE = 600_000, 16, 8, 131_072, 150_000
+STEP_S = 0.02
+
+TEXT = Tokens(np.random.default_rng(0).integers(0, VOCAB_SIZE, 1 << 16).tolist())
+LOGPROBS = Logprobs([-0.5] * (1 << 12))
 
 
 class CountingWriter:
@@ -95,7 +116,7 @@ class InstantLauncher:
         self.workers: list[InstantWorker] = []
         self._port = WorkerPort("127.0.0.1")
         self._connecting = asyncio.Semaphore(CONNECTING)
-        command = [sys.executable, "-m", "bench.instant_workers", self._port.host, str(self._port.port)]
+        command = [sys.executable, "-m", "bench.driver_scale", self._port.host, str(self._port.port)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
 
     async def find_place(self, name: str, waiting: Callable[[str], None]) -> None:
@@ -249,3 +270,71 @@ def answer(rows: Sequence[Row]) -> str:
         f" per second: {per_s / TOKENS_PER_S:,.0f} instances that write {TOKENS_PER_S:,.0f} each. A chunk"
         f" takes {row['cpu_us_per_chunk']['median'] / 1e3:.1f} ms."
     )
+
+
+def _finish(job: ChunkJob) -> Finished:
+    """Return a chunk's end: its text is a part of ``TEXT``, the same for siblings, so that drafts match."""
+    assert job.known_tokens is not None
+    generated = len(job.token_ids) - job.prompt_tokens
+    count = min(job.max_tokens, job.known_tokens - generated)
+    first = generated % (len(TEXT) - count)
+    output = ChunkOutput(
+        job_id=job.id,
+        token_ids=TEXT[first : first + count],
+        logprobs=LOGPROBS[:count],
+        stopped=generated + count == job.known_tokens,
+        cached_tokens=0,
+        prefilled_tokens=0,
+        computed_tokens=count,
+        preemptions=0,
+        weight_version=job.weight_version,
+        steps=count,
+    )
+    return Finished(output)
+
+
+def _reply(message: ToWorker) -> FromWorker | None:
+    """Return what an instance that takes no time answers."""
+    match message:
+        case Start():
+            info = InstanceInfo(message.instance_id, KV_TOKENS, BLOCK_TOKENS, MAX_RUNNING, MAX_MODEL_TOKENS)
+            return Ready(info)
+        case Submit(job):
+            return _finish(job)
+        case MeasureSteps(batch, draft_tokens):
+            seconds = tuple((STEP_S,) * len(draft_tokens) for _ in batch)
+            return Called(step_times=StepTimes(batch, draft_tokens, seconds))
+        case _:
+            return None
+
+
+async def _worker(host: str, port: int, secret: bytes) -> None:
+    """Be one worker until the runtime closes the connection."""
+    reader, writer = await asyncio.open_connection(host, port)
+    tune(writer.get_extra_info("socket"))
+    identity, key = secret[:ID_BYTES], secret[ID_BYTES:]
+    ours, theirs = secrets.token_bytes(NONCE_BYTES), await reader.readexactly(NONCE_BYTES)
+    writer.write(identity + ours + proof(key, worker=True, theirs=theirs, ours=ours))
+    if not proves(await reader.readexactly(PROOF_BYTES), key, worker=False, theirs=ours, ours=theirs):
+        raise ConnectionError("the runtime does not prove this worker's key")
+    frames: Frames[ToWorker] = Frames(ToWorker)
+    while data := await reader.read(1 << 20):
+        for message in frames.feed(data):
+            reply = _reply(message)
+            if reply is not None:
+                writer.write(encode(reply))
+        await writer.drain()
+
+
+async def _workers(host: str, port: int) -> None:
+    """Begin a worker for each secret, until standard input ends."""
+    secrets_in = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(secrets_in)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
+    async with asyncio.TaskGroup() as workers:
+        while len(secret := await secrets_in.read(ID_BYTES + KEY_BYTES)) == ID_BYTES + KEY_BYTES:
+            workers.create_task(_worker(host, port, secret))
+
+
+if __name__ == "__main__":
+    asyncio.run(_workers(sys.argv[1], int(sys.argv[2])))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Row, cell, markdown, percent, prompts, spread_of
-from bench.stock_servers import ServerUsage, StockServer, session_on, stock_servers
+from bench.remote_real import ServerUsage, StockServer, session_on, stock_servers
 
 DEPENDS_ON = ("backends/remote", "backends/vllm/seer_vllm", "plugins/grouped_spec")
 ROUNDS = 1
