@@ -259,12 +259,19 @@ def _ms(moves: Row) -> str:
 
 
 def answer(rows: Sequence[Row]) -> str:
-    """Return what a move takes, what is computed again, and whether what is reported fits."""
-    pooled = [1e3 * row["pooled"]["move_s"] for row in rows if isinstance(row["pooled"], dict)]
+    """Return what a move fetches, what is computed again, and whether what is reported fits."""
+    pooled = [row["pooled"] for row in rows if isinstance(row["pooled"], dict)]
+    sizes = [each["got_bytes"] / each["moves"] / 1024 for each in pooled]
+    named = [row["family"] for row in rows if isinstance(row["pooled"], dict)]
+    differing = " and ".join(
+        name for name, each in zip(named, pooled, strict=True) if "differ" in each["tokens"]
+    )
     most = max(row["kept_ends"]["again"] / row["kept_ends"]["continued"] for row in rows)
+    changed = f", and changed tokens of {differing}" if differing else ""
     text = (
-        f"A move of a tiny model's response by a KV pool takes {min(pooled):.1f} to {max(pooled):.1f} ms of"
-        f" CPU. A chunk that stays, behind one that ended with a block, computes {most:.0f} tokens again."
+        f"A move of a tiny model's response by a KV pool fetches {min(sizes):.0f} to {max(sizes):.0f} KiB"
+        f"{changed}. A chunk that stays, behind one that ended with a block, computes {most:.0f} tokens"
+        " again."
     )
     filled = [row for row in rows if "held_tokens" in row]
     if not filled:
