@@ -463,7 +463,11 @@ def _instances_of(item: pytest.Item) -> Iterator[tuple[str, tuple[Harness, ...]]
 
 def _prepare(item: pytest.Item) -> None:
     for name in getattr(item, "fixturenames", ()):
-        for each in _instances.get(name, ()):
+        together = _instances.get(name, ())
+        if any(each.used_up for each in together) and any(each.weight_version for each in together):
+            for each in together:  # a new one has the first weights, and shares no KV with later ones
+                each.used_up = True
+        for each in together:
             each.prepare()
 
 
