@@ -79,7 +79,11 @@ class Checkpoints:
 
     @property
     def latest_path(self) -> Path | None:
-        """The directory of the last checkpoint that was finished, None if there is none."""
+        """The directory of the last checkpoint that was finished, None if there is none.
+
+        Raises:
+            InputError: the directory of all checkpoints cannot be read.
+        """
         paths = self._finished()
         return paths[-1] if paths else None
 
@@ -154,7 +158,7 @@ class Checkpoints:
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             for unfinished in self._root.glob(f"{UNFINISHED}*"):  # of a process that was killed
-                shutil.rmtree(unfinished)
+                _delete(unfinished)
             new = self._root / f"{UNFINISHED}{secrets.token_hex(4)}"
             new.mkdir()
             write(new)
@@ -165,7 +169,7 @@ class Checkpoints:
             new.rename(target)
             _flush(self._root)
             for old in self._finished()[: -self._keep]:
-                shutil.rmtree(old)
+                _delete(old)
         except WRITE_ERRORS as error:
             if new is not None:
                 shutil.rmtree(new, ignore_errors=True)
@@ -175,11 +179,16 @@ class Checkpoints:
         return target
 
     def _finished(self) -> list[Path]:
-        if not self._root.is_dir():
+        if not os.path.lexists(self._root):
             return []
-        return sorted(
-            (path for path in self._root.iterdir() if path.name.isdecimal()), key=lambda each: int(each.name)
-        )
+        try:
+            numbered = [path for path in self._root.iterdir() if path.name.isdecimal()]
+        except OSError as error:
+            raise InputError(
+                f"{self._root} cannot be read: {describe_flaw(error)}; restore it, or move it away to begin"
+                " anew"
+            ) from error
+        return sorted(numbered, key=lambda each: int(each.name))
 
 
 class CheckpointWriter:
@@ -254,6 +263,14 @@ def _read_state(path: Path) -> TrainingState:
             f"{file} is damaged: it is of iteration {state.iterations:,}, and its directory is not"
         )
     return state
+
+
+def _delete(path: Path) -> None:
+    """Delete a directory with all that is in it; of a link, as to a checkpoint on another disk, the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _flush(path: Path) -> None:

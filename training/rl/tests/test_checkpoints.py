@@ -1,5 +1,6 @@
 """Checkpoints are whole or absent, also after an error while they are written."""
 
+import os
 import threading
 
 import pytest
@@ -50,6 +51,37 @@ def test_only_the_last_checkpoints_are_kept(root, state):
     for iterations in (8, 9, 10):
         checkpoints.save(state(iterations), write)
     assert names(root) == ["000009", "000010"]
+
+
+def test_of_an_old_checkpoint_that_is_a_link_only_the_link_is_deleted(root, state, tmp_path):
+    checkpoints = Checkpoints(root, 2)
+    checkpoints.save(state(1), write).rename(tmp_path / "on another disk")
+    (root / "000001").symlink_to(tmp_path / "on another disk")
+    (root / "0").write_text("no checkpoint")
+    checkpoints.save(state(2), write)
+    checkpoints.save(state(3), write)
+    assert names(root) == ["000002", "000003"]
+    assert (tmp_path / "on another disk" / "weights").read_text() == "weights"
+
+
+def make_a_file(path):
+    path.write_text("")
+
+
+def make_a_link_to_nothing(path):
+    path.symlink_to("gone")
+
+
+def make_a_link_to_itself(path):
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize("make", [make_a_file, make_a_link_to_nothing, make_a_link_to_itself, os.mkfifo])
+def test_a_directory_of_checkpoints_that_cannot_be_read_is_not_taken_for_an_empty_one(root, make):
+    make(root)
+    words = r"checkpoints cannot be read: .*; restore it, or move it away to begin anew"
+    with pytest.raises(InputError, match=words):
+        Checkpoints(root, 2).latest()
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("disk full")])
