@@ -11,7 +11,7 @@ from seer_host.weight_copies import digest_of_files
 
 from seer_core.errors import InputError, printable
 
-__all__ = ["DIGESTS", "check_digests", "write_digests"]
+__all__ = ["DIGESTS", "bytes_of_file", "check_digests", "write_digests"]
 
 DIGESTS = "digests.json"
 
@@ -30,8 +30,7 @@ def write_digests(directory: Path) -> None:
     Raises:
         OSError: a file cannot be read, or this one cannot be written.
     """
-    others = (path for path in directory.rglob("*") if path != directory / DIGESTS)
-    files = sorted(path for path in others if path.is_file())
+    files = _files_of(directory)
     with ThreadPoolExecutor() as pool:
         found = dict(zip(files, pool.map(_digest_of, files), strict=True))
     names = {path.relative_to(directory).as_posix(): digest for path, digest in found.items()}
@@ -47,15 +46,39 @@ def check_digests(directory: Path) -> None:
     """
     list_of_digests = directory / DIGESTS
     try:
-        wanted = msgspec.json.decode(list_of_digests.read_bytes(), type=dict[str, FileDigest])
+        wanted = msgspec.json.decode(bytes_of_file(list_of_digests), type=dict[str, FileDigest])
     except (OSError, *UNREADABLE) as error:
         raise InputError(f"{list_of_digests} is no list of digests: {describe_flaw(error)}") from error
     if not wanted:
         raise InputError(f"{list_of_digests} is damaged: it names no file")
+    there = {path.relative_to(directory).as_posix() for path in _files_of(directory)}
+    if missing := sorted(wanted.keys() - there):
+        raise InputError(f"{printable(str(directory / missing[0]))} is no file, and one was written")
+    if further := sorted(there - wanted.keys()):
+        raise InputError(
+            f"{printable(str(directory / further[0]))} is not a file that {list_of_digests} names, so damage"
+            " to it would not be found"
+        )
     with ThreadPoolExecutor() as pool:
         flaws = pool.map(_flaw_of, [(directory / name, digest) for name, digest in wanted.items()])
         if flaw := next(filter(None, flaws), None):
             raise InputError(flaw)
+
+
+def bytes_of_file(path: Path) -> bytes:
+    """Return what is in a file; what is none, such as a pipe, would keep its reader waiting.
+
+    Raises:
+        OSError: it cannot be read, or is none.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path.name} is no file")
+    return path.read_bytes()
+
+
+def _files_of(directory: Path) -> list[Path]:
+    others = (path for path in directory.rglob("*") if path != directory / DIGESTS)
+    return sorted(path for path in others if path.is_file())
 
 
 def _flaw_of(file_and_digest: tuple[Path, FileDigest]) -> str | None:

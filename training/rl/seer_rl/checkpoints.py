@@ -20,7 +20,7 @@ from seer_session import Config
 
 from seer_core.error_origin import fact_of, is_ctrl_c
 from seer_core.errors import ConfigError, InputError, OutputError, SeerError
-from seer_rl.checkpoint_digests import DIGESTS, check_digests, write_digests
+from seer_rl.checkpoint_digests import DIGESTS, bytes_of_file, check_digests, write_digests
 from seer_rl.config import TrainTable, first_model
 from seer_rl.journals import RolloutJournals
 from seer_rl.trainer import Trainer
@@ -255,7 +255,7 @@ def _read_state(path: Path) -> TrainingState:
     """Return the state in a checkpoint; raises InputError, without a remedy, if there is none."""
     file = path / STATE
     try:
-        state = msgspec.json.decode(file.read_bytes(), type=TrainingState)
+        state = msgspec.json.decode(bytes_of_file(file), type=TrainingState)
     except (OSError, *UNREADABLE) as error:
         raise InputError(f"{file} is no state of training: {describe_flaw(error)}") from error
     if state.iterations != int(path.name):

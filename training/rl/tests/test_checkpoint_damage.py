@@ -1,6 +1,7 @@
 """Damage to checkpoints: each kind in each file is found, and named in one sentence with the one before."""
 
 import json
+import os
 import random
 import re
 import shutil
@@ -94,6 +95,31 @@ def test_each_damage_to_each_file_is_found_and_the_checkpoint_before_is_named(co
             assert "\n" not in found, what
         (latest / name).write_bytes(content)
     assert checkpoints.latest().path == latest
+
+
+def test_what_is_no_file_and_what_the_digests_do_not_name_is_refused_at_once(copied):
+    _, root = copied
+    checkpoints, latest = Checkpoints(root, 2), root / "000002"
+    named = json.loads((latest / "digests.json").read_text())
+    model = named.pop("model.safetensors")
+    refusals = {}
+
+    def refused(what, names):
+        (latest / "digests.json").write_text(json.dumps(names))
+        refusals[what] = refusal(checkpoints)
+
+    refused("not named", named)
+    for name in ("/dev/zero", "../000001/training.json", "no/such/file"):
+        refused(name, {**named, "model.safetensors": model, name: model})
+    for name in ("digests.json", "training.json"):
+        (latest / name).unlink()
+        os.mkfifo(latest / name)  # a reader would wait for a writer
+        refusals[f"a pipe, {name}"] = refusal(checkpoints)
+        (latest / name).unlink()
+    assert f"{latest / 'model.safetensors'} is not a file that" in refusals.pop("not named")
+    for what, found in refusals.items():
+        assert "is no file" in found, what
+        assert found.endswith(f"; delete {latest} to go on from the one before, {root / '000001'}"), what
 
 
 def without_digests(root):
