@@ -90,6 +90,14 @@ def cell(figure: Mapping[str, float] | Iterable[float], form: str = ",.1f", unit
     return text if shown[1] == shown[2] else f"{text} [{shown[1]}, {shown[2]}]"
 
 
+def grouped(rows: Iterable[Row], outer: str, inner: str) -> dict[Any, dict[Any, list[Row]]]:
+    """Return rows by two of their figures, in the order in which these come first."""
+    found: dict[Any, dict[Any, list[Row]]] = {}
+    for row in rows:
+        found.setdefault(row[outer], {}).setdefault(row[inner], []).append(row)
+    return found
+
+
 def percent(share: float) -> str:
     """Return a share as text, without decimals."""
     return f"{round(100 * share)} %"

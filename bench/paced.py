@@ -38,7 +38,7 @@ from seer_lab.traces import read_lengths
 from seer_lab.twin import drafts_of
 from seer_lab.workloads import CLUSTERS, WORKLOADS, Workload, crowded, scaled
 
-from bench.harness import DATA, Row, cell, markdown, percent
+from bench.harness import DATA, Row, cell, grouped, markdown, percent
 
 DEPENDS_ON = (
     "seer_core",
@@ -218,14 +218,6 @@ def run(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def grouped(rows: Sequence[Row]) -> dict[str, dict[str, list[Row]]]:
-    """Return rows by workload and policy; the first policy of a workload is its baseline."""
-    found: dict[str, dict[str, list[Row]]] = {}
-    for row in rows:
-        found.setdefault(row["case"], {}).setdefault(row["policy"], []).append(row)
-    return found
-
-
 def compared(rows: Sequence[Row], first: Sequence[Row], engine: str, figure: str) -> list[float]:
     """Return a figure's ratios to the baseline, seed by seed."""
     return ratios((row[engine][figure] for row in rows), (row[engine][figure] for row in first))
@@ -237,7 +229,7 @@ def table(rows: Sequence[Row]) -> str:
     for engine in ("paced", "simulated"):
         columns += [f"{engine}: total, s", "speed-up", "tail"]
     lines = []
-    for case, policies in grouped(rows).items():
+    for case, policies in grouped(rows, "case", "policy").items():
         first = next(iter(policies.values()))
         for policy, mine in policies.items():
             line = [case if mine is first else "", policy]
@@ -259,7 +251,7 @@ def answer(rows: Sequence[Row]) -> str:
     """Return what all techniques together save, or else the least gain, and how far the simulator is off."""
     apart = max(abs(row["sim"]["total_time_s"] / row["paced"]["total_time_s"] - 1) for row in rows)
     saved = []
-    for case, policies in grouped(rows).items():
+    for case, policies in grouped(rows, "case", "policy").items():
         first = next(iter(policies.values()))
         for policy in WHOLE:
             if mine := policies.get(policy):
@@ -280,7 +272,7 @@ def answer(rows: Sequence[Row]) -> str:
 def _least(rows: Sequence[Row]) -> str:
     """Return each policy's least median speed-up over the first one, and the workload that has it."""
     found: dict[str, tuple[float, str]] = {}
-    for case, policies in grouped(rows).items():
+    for case, policies in grouped(rows, "case", "policy").items():
         baseline, *others = policies.items()
         for policy, mine in others:
             speed = median(compared(mine, baseline[1], "paced", "throughput_tokens_per_s"))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from bench.harness import DATA, Row, cell, markdown
+from bench.harness import DATA, Row, cell, grouped, markdown
 from bench.paced import figures, recorded
 from bench.paced_servers import RemoteArm, simulated
 
@@ -63,14 +63,6 @@ def run(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def _grouped(rows: Sequence[Row]) -> dict[int, dict[str, list[Row]]]:
-    """Return rows, seed by seed, by the number of instances and the arm."""
-    found: dict[int, dict[str, list[Row]]] = {}
-    for row in rows:
-        found.setdefault(row["instances"], {}).setdefault(row["arm"], []).append(row)
-    return found
-
-
 def _gains(arms: dict[str, list[Row]], arm: str) -> list[float]:
     """Return by how much less time an arm takes than the servers alone, seed by seed."""
     alone = [row["total_time_s"] for row in arms[ALONE]]
@@ -82,7 +74,7 @@ def table(rows: Sequence[Row]) -> str:
     columns = ["instances", "", "total, s", "less than alone", "tail, s", "chunks", "moves"]
     columns += ["computed again", "preemptions"]
     lines = []
-    for instances, arms in _grouped(rows).items():
+    for instances, arms in grouped(rows, "instances", "arm").items():
         for arm, mine in arms.items():
             line = [str(instances), arm, cell(row["total_time_s"] for row in mine)]
             line.append(cell(_gains(arms, arm), ".1%") if ALONE in arms else "")
@@ -95,7 +87,7 @@ def table(rows: Sequence[Row]) -> str:
 def answer(rows: Sequence[Row]) -> str:
     """Return the gain of own workers, and what is left of it in front of servers."""
     sentences = []
-    for instances, arms in _grouped(rows).items():
+    for instances, arms in grouped(rows, "instances", "arm").items():
         own, shared, apart = (f"{100 * median(_gains(arms, arm)):.1f} %" for arm in (OWN, PACKAGE, APART))
         sentences.append(
             f"In front of {instances} emulated servers that share KV, Seer takes {shared} less time than they"

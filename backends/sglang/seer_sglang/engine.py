@@ -152,8 +152,8 @@ class SglangEngine:
             drafting.put_in_place(self._room)
         if args.device == "cpu":
             keep_in_plain_memory()
-        if args.device == "cpu" and args.ep_size > 1:
-            experts.install()
+            if args.ep_size > 1:
+                experts.install()
         number = self.ranks.number
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=number, gpu_id=number))
         with reserved_port() if port is None else nullcontext(port) as meeting:

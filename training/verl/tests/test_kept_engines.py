@@ -275,7 +275,7 @@ def test_weights_that_come_in_mid_step_are_those_of_whole_responses(job, monkeyp
     run = job()
     with ThreadPoolExecutor(1) as thread:
         step = thread.submit(run.manager.generate_sequences, batch(groups=4, step=1))
-        _wait_until(lambda: sum(map(len, run.requests())) > 12)  # later chunks among them
+        _wait_until(lambda: sum(map(len, run.requests())) > 12, "no later chunk came")
         run.engines.sleep_replicas()
         run.engines.update_weights(5)
         output = step.result(LIMIT_S)
@@ -308,23 +308,26 @@ def test_two_jobs_on_one_cluster_have_servers_schedulers_and_weights_of_their_ow
         assert ray.get(run.manager.llm_client.scheduler.metrics.remote())["seer/requests"] == 12
 
 
-def _wait_until(true):
+def _wait_until(condition, otherwise):
+    """Return the first true value of a condition; fail by what is the case ``otherwise``."""
     end = time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < end
+    while not (found := condition()):
+        assert time.monotonic() < end, otherwise
         time.sleep(0.05)
+    return found
 
 
 def _kill_when_busy(scheduler, servers):
     """Kill Seer's scheduler once it has sent later chunks of rows."""
-    end = time.monotonic() + LIMIT_S
-    while time.monotonic() < end:
+
+    def busy():
         seen = [one for each in servers for one in ray.get(each.seen.remote())]
-        if sum(len(one["prompt"]) in (7, 8) and one["sampling"].get("max_tokens") == 4 for one in seen) > 3:
-            ray.kill(scheduler, no_restart=False)
-            return
-        time.sleep(0.05)
-    raise AssertionError("no later chunk came")
+        return (
+            sum(len(one["prompt"]) in (7, 8) and one["sampling"].get("max_tokens") == 4 for one in seen) > 3
+        )
+
+    _wait_until(busy, "no later chunk came")
+    ray.kill(scheduler, no_restart=False)
 
 
 def test_a_batch_of_the_newer_trainer_comes_to_transfer_queue(job):
@@ -362,11 +365,9 @@ def test_a_batch_of_the_newer_trainer_comes_to_transfer_queue(job):
 
 
 def _finished(transfer_queue, uids):
-    end = time.monotonic() + LIMIT_S
-    while time.monotonic() < end:
+    def finished():
         tags = transfer_queue.kv_list("train")["train"]
-        if all(tags[uid]["status"] == "finished" for uid in uids):
-            return tags
         assert all(tags[uid]["status"] != "failure" for uid in uids)
-        time.sleep(0.2)
-    raise AssertionError("the batch has not come to its end")
+        return all(tags[uid]["status"] == "finished" for uid in uids) and tags
+
+    return _wait_until(finished, "the batch has not come to its end")
