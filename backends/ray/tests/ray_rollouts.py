@@ -18,11 +18,19 @@ from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo, PlainFleet
 from seer_core.scheduling.scheduler import Policies, Slot
-from tests.support.eventually import aeventually
+from tests.support.eventually import PATIENCE_S, aeventually
 from tests.support.processes import alive
 
 HERE = str(Path(__file__).parent)
-LIMIT_S = 120
+START_S = 2 * PATIENCE_S
+"""How long a start may take that ends well: Ray starts its own processes first."""
+LIMIT_S = 4 * PATIENCE_S
+"""How long a whole rollout may take, its starts and ends included."""
+
+
+def patient(address, **changes):
+    """Return settings of a launcher that waits for a slow machine."""
+    return Settings(address=address, **{"launch_timeout_s": START_S} | changes)
 
 
 def play(coroutine):
@@ -81,10 +89,10 @@ def scripted_runtime(log_dir, launcher, *observers, step_s=0.0, instances=2, see
             "environment": environment | {"PYTHONPATH": os.pathsep.join(paths)},
             "launcher": launcher,
             "log_dir": log_dir,
-            "start_timeout_s": 60.0,
+            "start_timeout_s": START_S,
             "stop_timeout_s": 5.0,
-            "control_timeout_s": 60.0,
-            "silence_timeout_s": 60.0,
+            "control_timeout_s": PATIENCE_S,
+            "silence_timeout_s": PATIENCE_S,
         }
         | changes
     )
@@ -99,7 +107,7 @@ def tokens_in_group(log_dir, name, cpus):
     """Return the tokens of a rollout in a placement group of the Ray program that calls this."""
 
     async def there():
-        launcher = RayLauncher(Settings(cpus=cpus, placement_groups=[name]))
+        launcher = RayLauncher(patient("", cpus=cpus, placement_groups=[name]))
         async with scripted_runtime(log_dir, launcher) as runtime:
             return tokens(await runtime.rollout(some_groups()).wait())
 

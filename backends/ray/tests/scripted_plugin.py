@@ -67,7 +67,7 @@ def seer_make_engines(settings: Settings, launcher: Launcher | None) -> WorkerFl
     """Return scripted engines in worker processes."""
     local = dict(os.environ) if launcher is None else {}
     launch = ProcessSettings(
-        silence_timeout_s=SILENCE_S, start_timeout_s=60.0, stop_timeout_s=5.0, control_timeout_s=60.0
+        silence_timeout_s=SILENCE_S, start_timeout_s=240.0, stop_timeout_s=5.0, control_timeout_s=120.0
     ).launch(
         "scripted",
         "scripted:Scripted",

@@ -10,18 +10,17 @@ from seer_worker.client.local import LocalLauncher
 pytest.importorskip("ray")
 
 from machines import SUPERVISOR, WORKER
-from ray_rollouts import LIMIT_S, Reaper, places, play, some_groups, tokens, workers_of
+from ray_rollouts import LIMIT_S, Reaper, patient, places, play, some_groups, tokens, workers_of
 from seer_ray import launcher as launcher_module
 from seer_ray.launcher import RayLauncher
 from seer_ray.places import OwnGroup
-from seer_ray.settings import Settings
 
 from tests.support.eventually import aeventually
 
 
 @pytest.fixture
 def launcher(machines):
-    return RayLauncher(Settings(address=machines.address, host=machines.host))
+    return RayLauncher(patient(machines.address, host=machines.host))
 
 
 def expected_tokens(make_runtime):

@@ -5,13 +5,10 @@ import pytest
 ray = pytest.importorskip("ray")
 
 from autoscaled import Autoscaled  # noqa: E402
-from ray_rollouts import places, play, some_groups, tokens, workers_of  # noqa: E402
+from ray_rollouts import patient, places, play, some_groups, tokens, workers_of  # noqa: E402
 from seer_ray.launcher import RayLauncher  # noqa: E402
-from seer_ray.settings import Settings  # noqa: E402
 
 from seer_core.errors import EngineError  # noqa: E402
-
-START_S = 120.0
 
 
 @pytest.fixture
@@ -27,7 +24,7 @@ def test_a_start_waits_for_a_node_that_the_autoscaler_adds_and_for_none_that_it_
     cluster, make_runtime, expected
 ):
     async def there():
-        too_much = make_runtime(RayLauncher(Settings(address=cluster.address, cpus=2)), instances=1)
+        too_much = make_runtime(RayLauncher(patient(cluster.address, cpus=2)), instances=1)
         with pytest.raises(EngineError, match=r"none of the 1 nodes has 2 CPU; .*launcher\.ray\.autoscaler"):
             await too_much.start()
         async with runtime:
@@ -37,6 +34,6 @@ def test_a_start_waits_for_a_node_that_the_autoscaler_adds_and_for_none_that_it_
         assert await places() == 0
         return result
 
-    settings = Settings(address=cluster.address, autoscaler=True, launch_timeout_s=START_S)
+    settings = patient(cluster.address, autoscaler=True)
     runtime = make_runtime(RayLauncher(settings), instances=1)
     assert tokens(play(there())) == expected

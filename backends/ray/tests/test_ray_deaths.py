@@ -14,11 +14,11 @@ import pytest
 pytest.importorskip("ray")
 
 from machines import RECONNECT, RECONNECT_S, SUPERVISOR, WORKER
+from ray_rollouts import LIMIT_S, START_S
 from scripted_plugin import install
 
 from tests.support.eventually import eventually
 
-LIMIT_S = 120
 MARK = "SEER_TEST_MARK"
 CONFIG = """
 [seer]
@@ -30,6 +30,11 @@ launcher = "{launcher}"
 
 [engine.scripted]
 step_s = {step_s}
+"""
+TABLE = """
+[launcher.ray]
+address = "{}"
+launch_timeout_s = {}
 """
 
 
@@ -52,7 +57,7 @@ class Runs:
         self._prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def start(self, out, nodes=None, *, step_s=0.02, resume=False):
-        address = "" if nodes is None else f'[launcher.ray]\naddress = "{nodes.address}"'
+        address = "" if nodes is None else TABLE.format(nodes.address, START_S)
         config = self._path / f"{out}.toml"
         launcher = "local" if nodes is None else "ray"
         config.write_text(CONFIG.format(launcher=launcher, table=address, step_s=step_s))

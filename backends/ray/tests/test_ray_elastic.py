@@ -9,9 +9,8 @@ from seer_core.errors import EngineError
 
 ray = pytest.importorskip("ray")
 
-from ray_rollouts import Reaper, places, play, some_groups, tokens, workers_of  # noqa: E402
+from ray_rollouts import Reaper, patient, places, play, some_groups, tokens, workers_of  # noqa: E402
 from seer_ray.launcher import RayLauncher  # noqa: E402
-from seer_ray.settings import Settings  # noqa: E402
 
 from tests.support.eventually import aeventually  # noqa: E402
 
@@ -58,7 +57,7 @@ def test_an_instance_leaves_a_drained_node_goes_on_elsewhere_and_uses_up_no_rest
         assert await places() == 0
         return result
 
-    runtime = make_runtime(RayLauncher(Settings(address=nodes.address)), Reaper(notify), step_s=0.02)
+    runtime = make_runtime(RayLauncher(patient(nodes.address)), Reaper(notify), step_s=0.02)
     with structlog.testing.capture_logs() as logs:
         result = play(there())
     assert tokens(result) == expected
@@ -89,7 +88,7 @@ def test_an_instance_without_a_place_joins_a_rollout_under_way_when_a_node_does(
     def join():
         added.append(nodes.add(kind=1.0))
 
-    settings = Settings(address=nodes.address, resources={"kind": 1.0}, min_instances=1)
+    settings = patient(nodes.address, resources={"kind": 1.0}, min_instances=1)
     runtime = make_runtime(RayLauncher(settings), Reaper(join), step_s=0.02)
     result = play(there())
     for node in added:
@@ -105,9 +104,7 @@ def test_a_run_does_not_begin_with_fewer_instances_than_it_must_have(nodes, make
             await runtime.start()
 
     node = nodes.add(kind=1.0)
-    settings = Settings(
-        address=nodes.address, resources={"kind": 1.0}, min_instances=2, launch_timeout_s=25.0
-    )
+    settings = patient(nodes.address, resources={"kind": 1.0}, min_instances=2, launch_timeout_s=25.0)
     runtime = make_runtime(RayLauncher(settings), instances=3)
     play(start())
     nodes.remove(node)

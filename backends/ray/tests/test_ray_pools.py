@@ -28,9 +28,8 @@ from seer_core.scheduling.scheduler import Policies, Slot
 pytest.importorskip("ray")
 
 from machines import WORKER
-from ray_rollouts import Reaper, play, some_groups, tokens, workers_of
+from ray_rollouts import Reaper, patient, play, some_groups, tokens, workers_of
 from seer_ray.launcher import RayLauncher
-from seer_ray.settings import Settings as RaySettings
 
 from tests.support.eventually import aeventually
 
@@ -67,7 +66,7 @@ def expected(make_runtime):
 @pytest.fixture
 def launcher(machines):
     """Two instances fit on a machine."""
-    return RayLauncher(RaySettings(address=machines.address, host=machines.host, cpus=0.5))
+    return RayLauncher(patient(machines.address, host=machines.host, cpus=0.5))
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ def mooncake(launcher):
         pytest.skip(f"{found.finding}; {found.remedy}")
 
     def make(**settings):
-        own = {"buffer_bytes": 1 << 20, "start_timeout_s": 30.0, "timeout_s": 10.0}
+        own = {"buffer_bytes": 1 << 20, "start_timeout_s": 60.0, "timeout_s": 60.0}
         place = Path(settings.get("disk_path", tempfile.gettempdir()))
         return MooncakePool(MooncakeSettings(POOL_BYTES, **(own | settings)), place, launcher)
 
@@ -287,8 +286,8 @@ def test_vllm_moves_between_machines_without_a_prefill_and_loses_one(machines, m
         f"launcher.ray.host={machines.host}",
         "seer.kv_pool=mooncake",
         f"kv_pool.mooncake.capacity_bytes={256 << 20}",
-        "kv_pool.mooncake.start_timeout_s=30.0",
-        "kv_pool.mooncake.timeout_s=10.0",
+        "kv_pool.mooncake.start_timeout_s=60.0",
+        "kv_pool.mooncake.timeout_s=60.0",
     ]
     there = play(run(config(*cluster), Reaper(kill), placer=Mover()))
     assert tokens(there) == tokens(here)

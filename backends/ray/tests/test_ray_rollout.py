@@ -26,6 +26,7 @@ from ray_rollouts import (  # noqa: E402
     LIMIT_S,
     Reaper,
     gone,
+    patient,
     places,
     play,
     some_groups,
@@ -48,7 +49,7 @@ HALF = 0.5
 
 @pytest.fixture
 def launcher(nodes):
-    return RayLauncher(Settings(address=nodes.address))
+    return RayLauncher(patient(nodes.address))
 
 
 def test_a_rollout_on_a_cluster_has_the_tokens_of_child_processes(launcher, make_runtime, tmp_path):
@@ -136,7 +137,7 @@ def refused(make_runtime, nodes):
             await aeventually(no_places)
             return str(caught.value)
 
-        launcher = RayLauncher(Settings(address=nodes.address, **changes))
+        launcher = RayLauncher(patient(nodes.address, **changes))
         return play(start())
 
     return refused
@@ -238,7 +239,7 @@ def test_a_lost_instance_waits_for_a_node_and_the_log_says_what_is_missing(nodes
         assert await places() == 0
 
     missing = []
-    launcher = RayLauncher(Settings(address=nodes.address, resources={"late": 1.0}))
+    launcher = RayLauncher(patient(nodes.address, resources={"late": 1.0}))
     with structlog.testing.capture_logs() as logs:
         play(wait())
     [first, *_] = [each for each in logs if each["event"] == "instance_waits_for_place"]
@@ -253,7 +254,7 @@ def make_group(nodes):
     made = []
 
     def make(name="", bundles=2):
-        cluster.join(Settings(address=nodes.address))
+        cluster.join(patient(nodes.address))
         group = ray.util.placement_group([{"CPU": HALF}] * bundles, strategy="SPREAD", name=name)
         assert group.wait(PATIENCE_S)
         made.append(group)
@@ -265,7 +266,7 @@ def make_group(nodes):
 
 
 def settings_of(nodes, *groups, **changes):
-    return Settings(address=nodes.address, **{"cpus": HALF, "placement_groups": list(groups)} | changes)
+    return patient(nodes.address, **{"cpus": HALF, "placement_groups": list(groups)} | changes)
 
 
 def until_free(place):

@@ -19,9 +19,8 @@ from seer_core.ports.weights import directory
 pytest.importorskip("ray")
 
 from machines import SUPERVISOR
-from ray_rollouts import play, workers_of
+from ray_rollouts import patient, play, workers_of
 from seer_ray.launcher import RayLauncher
-from seer_ray.settings import Settings
 from weight_updates import NEXT, TENSORS, after, deliveries, offered, rolled_out, save
 
 from tests.support.eventually import aeventually
@@ -31,7 +30,7 @@ from tests.support.eventually import aeventually
 def over(machines):
     """Return a function that makes a launcher over the machines."""
     return lambda **changes: RayLauncher(
-        Settings(address=machines.address, host=machines.host, **{"cpus": 0.5, **changes})
+        patient(machines.address, host=machines.host, **{"cpus": 0.5, **changes})
     )
 
 

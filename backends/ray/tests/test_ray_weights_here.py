@@ -5,8 +5,8 @@ from seer_worker.client.local import LocalLauncher
 
 pytest.importorskip("ray")
 
+from ray_rollouts import patient
 from seer_ray.launcher import RayLauncher
-from seer_ray.settings import Settings
 from weight_updates import NEXT, TENSORS, after, deliveries, offered, save
 
 
@@ -15,6 +15,6 @@ def test_on_the_runtimes_own_machine_weights_are_not_sent(nodes, make_weighted, 
     with offered(TENSORS) as [source]:
         here = after(make_weighted(LocalLauncher()), source, checkpoint)
         with deliveries() as sent:
-            launcher = RayLauncher(Settings(address=nodes.address))
+            launcher = RayLauncher(patient(nodes.address))
             assert after(make_weighted(launcher), source, checkpoint) == here
     assert sent == []

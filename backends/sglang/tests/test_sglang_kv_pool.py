@@ -504,7 +504,7 @@ def test_kv_moves_through_mooncake_in_pages(start, loop, models, roomy, prompts,
         "capacity_bytes": 64 << 20,
         "buffer_bytes": 1 << 20,
         "start_timeout_s": 60.0,
-        "timeout_s": 10.0,
+        "timeout_s": 60.0,
     }
     pool = mooncake.MooncakePool(msgspec.convert(settings, mooncake.Settings))
     loop.run_until_complete(pool.start(["sglang-0", "sglang-1"]))

@@ -309,7 +309,7 @@ def test_no_request_reads_kv_of_another_text_and_none_is_lost_however_little_mem
             "capacity_bytes": 64 << 20,
             "buffer_bytes": 1 << 20,
             "start_timeout_s": 60.0,
-            "timeout_s": 10.0,
+            "timeout_s": 60.0,
         }
         pool = mooncake.MooncakePool(msgspec.convert(settings, mooncake.Settings))
     try:

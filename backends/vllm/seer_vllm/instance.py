@@ -118,6 +118,8 @@ class VllmAdapter(EngineAdapter):
                 " enable_expert_parallel out of engine_args"
             )
         settle_scheduler(config, ahead)
+        if current_platform.is_cpu() and "fp8" in (config.model_config.quantization or ""):
+            patches.multiply_fp8_in_float32()
         patches.fork_ranks()
         self.engine = LLMEngine.from_vllm_config(config, usage, disable_log_stats=args.disable_log_stats)
         internals.check_engine(self.engine)

@@ -32,7 +32,12 @@ ANYWHERE = (
     "vllm.v1.worker.gpu.model_runner",
 )
 """Modules that bring along all others which vLLM has imported once an engine is ready."""
-ON_CPU = ("seer_vllm.cpu_attention", "vllm.v1.attention.backends.cpu_attn", "vllm.v1.worker.cpu_worker")
+ON_CPU = (
+    "seer_vllm.cpu_attention",
+    "seer_vllm.cpu_experts",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.v1.worker.cpu_worker",
+)
 """The same, on a CPU."""
 ON_DEVICE = ("vllm.v1.attention.backends.flash_attn", "vllm.v1.worker.gpu_worker")
 """The same, elsewhere."""
