@@ -26,6 +26,7 @@ __all__ = [
     "PlacedImages",
     "PromptImage",
     "decode_image",
+    "png_of",
     "read_image_file",
 ]
 
@@ -65,7 +66,7 @@ class ImageTokenizer(Protocol):
         """Return a prompt in which each place of an image has become as many tokens as the image takes.
 
         Args:
-            token_ids: the prompt, with one token for each image.
+            token_ids: the prompt, with one token for each image, or with as many as each takes.
             sizes: width and height of each image, in pixels.
 
         Returns:
@@ -205,6 +206,26 @@ def decode_image(data: bytes) -> Image:
         raise
     except Exception as error:  # each decoder raises its own
         raise PromptError(f"the image is damaged: {printable(str(error)) or type(error).__name__}") from error
+
+
+def png_of(image: Any) -> bytes:
+    """Return an image of PIL's as the bytes of a PNG, in the colours in which processors of images see it.
+
+    Raises:
+        ConfigError: it is none of PIL's.
+    """
+    from PIL import Image
+
+    if not isinstance(image, Image.Image):
+        raise ConfigError(
+            f"an image of a prompt is a {type(image).__name__}, and Seer takes those of PIL; let the dataset"
+            " decode its images"
+        )
+    plain = Image.new("RGB", image.size)  # which has nothing beside its pixels, such as a turn by EXIF data
+    plain.paste(image.convert("RGB"))
+    file = BytesIO()
+    plain.save(file, "PNG", compress_level=1)
+    return file.getvalue()
 
 
 def _as_rgb(image: Image) -> Image:

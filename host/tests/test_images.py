@@ -7,9 +7,9 @@ import zlib
 import pytest
 from PIL import Image
 from seer_host import images
-from seer_host.images import PlacedImages, PromptImage, decode_image
+from seer_host.images import PlacedImages, PromptImage, decode_image, png_of
 
-from seer_core.errors import PromptError
+from seer_core.errors import ConfigError, PromptError
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
 
@@ -100,6 +100,22 @@ def test_what_is_no_picture_or_too_much_of_one_is_refused(data, fact):
     with pytest.raises(PromptError) as caught:
         decode_image(data)
     assert str(caught.value).startswith(fact)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "CMYK", "LA"])
+def test_engines_see_the_pixels_of_an_image_that_a_trainer_s_processor_sees(mode):
+    image = Image.effect_noise((12, 7), 60).convert("RGB").convert(mode)
+    found = decode_image(png_of(image))
+    assert found.tobytes() == image.convert("RGB").tobytes()
+
+
+def test_an_image_that_is_not_upright_stays_so_as_it_does_for_a_trainer():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = io.BytesIO(saved(Image.effect_noise((12, 7), 60).convert("RGB"), "JPEG", exif=exif))
+    assert decode_image(png_of(Image.open(file))).size == (12, 7)
+    with pytest.raises(ConfigError, match="an image of a prompt is a str, and Seer takes those of PIL"):
+        png_of("a.png")
 
 
 def test_a_file_is_refused_by_its_size_before_it_is_decoded(tmp_path, monkeypatch):

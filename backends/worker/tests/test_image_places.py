@@ -54,6 +54,12 @@ def test_each_place_becomes_as_many_tokens_as_its_image_takes():
     places = ImagePlaces(9, 28, 784, 1 << 20)
     ids, found = places.place([1, 9, 2, 9], [(56, 28), (84, 28)])
     assert (ids, found) == ([1, 9, 9, 2, 9, 9, 9], [(1, 2), (4, 3)])
+    # Frameworks bring prompts in which their own processor has filled the places in.
+    assert places.place([1, 9, 9, 2, 9, 9, 9], [(56, 28), (84, 28)]) == (ids, found)
+    assert places.place((9, 9, 9, 9, 9), [(56, 28), (84, 28)]) == ([9] * 5, [(0, 2), (2, 3)])
+    for wrong in ([9, 9, 9, 1, 9, 9], [9, 9, 9, 9], [9, 9, 1, 9, 9, 9, 9]):
+        with pytest.raises(PromptError, match="and 2 images that take 5 tokens; give one place for each"):
+            places.place(wrong, [(56, 28), (84, 28)])
     for sizes in ([], [(28, 28)], [(28, 28)] * 3):
         with pytest.raises(PromptError, match=f"has 2 places for images, and {len(sizes)} images"):
             places.place([1, 9, 2, 9], sizes)

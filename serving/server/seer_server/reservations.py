@@ -63,6 +63,8 @@ class RowRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True):
     """The prompt as token ids."""
     messages: list[dict[str, Any]] | None = None
     """The prompt as messages of a chat."""
+    images: list[str] | None = None
+    """The prompt's images, in the order of their places: data URLs, or paths as in a prompts file."""
     max_tokens: int | None = None
     """The most tokens of the response."""
     weight_version: int | None = None
@@ -75,7 +77,7 @@ class RowRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True):
     @property
     def given(self) -> dict[str, Any]:
         """The fields of the group's record that it brings."""
-        fields = {name: getattr(self, name) for name in (*PROMPTS, *SAMPLING)}
+        fields = {name: getattr(self, name) for name in (*PROMPTS, "images", *SAMPLING)}
         given = {name: value for name, value in fields.items() if value is not None}
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(given))  # as the reservation's
         return plain

@@ -174,12 +174,20 @@ class SlowlySeeing(Seeing):
         return super().place_images(token_ids, sizes)
 
 
-@pytest.mark.parametrize("early", [True, False], ids=["with the reservation", "with the rows"])
-def test_images_of_a_reserved_group_are_read_once_and_hold_no_other_request_up(serve_by_hand, playing, early):
+@pytest.mark.parametrize(
+    ("early", "as_tokens"),
+    [(True, False), (False, False), (False, True)],
+    ids=["with the reservation", "with the rows", "beside the rows' tokens"],
+)
+def test_images_of_a_reserved_group_are_read_once_and_hold_no_other_request_up(
+    serve_by_hand, playing, early, as_tokens
+):
     engine, tokenizer, file = playing.Hand(), SlowlySeeing(), io.BytesIO()
     Image.new("RGB", (3, 2), "red").save(file, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
     prompt = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+    if as_tokens:
+        prompt = {"prompt_token_ids": [5, 7], "images": [url]}
     group = {"group_id": "a", "n": 2, "max_tokens": 2, **(prompt if early else {})}
     model = ModelInfo(1000, 512, takes_images=True)
     with serve_by_hand(engine, tokenizer, model) as served, ThreadPoolExecutor(3) as pool:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from safetensors import SafetensorError
+from seer_host.images import png_of
 from seer_host.shared_weights import SharedWeights
 from seer_host.threads import in_thread
 from seer_session import Sampling, Session
 
 from seer_core.errors import ConfigError, EngineError, OutputError
-from seer_trl.images import one_place_each, png_of, require_no_places, require_same_prompts
+from seer_trl.images import require_no_places
 from seer_trl.tools import ToolTurns
 
 if TYPE_CHECKING:
@@ -152,10 +153,8 @@ class SeerRollout:
             )
         row = 0
         for record in records:
-            record["prompt_token_ids"] = one_place_each(record["prompt_token_ids"], _image_token(trainer))
             record["images"] = [png_of(image) for image in images[row] or ()]
             row += record["n"]
-        require_same_prompts(self.session.runtime.groups(records, self._step), prompt_ids)
         return records
 
     def _records_of_text(

@@ -13,6 +13,7 @@ import ray
 from verl.experimental import agent_loop as verls
 from verl.protocol import DataProto
 from verl.utils.ray_utils import auto_await
+from verl.workers.rollout.utils import get_vision_placeholder_token_ids
 
 from seer_verl.check import check
 from seer_verl.clients import client_of
@@ -26,6 +27,8 @@ COLUMN = "seer_row"
 class RowAware:
     """A worker that sets the row of each agent loop before it runs, with tools or without."""
 
+    processor: Any
+
     def place(self, kwargs: dict[str, Any]) -> tuple[str, str, int]:
         """Remove the row's batch, group and index from the arguments of its agent loop, and return them."""
         batch, group, index = kwargs.pop(COLUMN)
@@ -36,7 +39,8 @@ class RowAware:
     ) -> Any:
         batch, group, index = self.place(kwargs)
         iteration = iteration_of(trajectory["step"], trajectory["validate"])
-        ROW.set(BatchRow(group, index, iteration, kwargs["agent_name"], batch=batch))
+        never = get_vision_placeholder_token_ids(self.processor)
+        ROW.set(BatchRow(group, index, iteration, kwargs["agent_name"], batch=batch, never_written=never))
         return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)  # type: ignore[misc]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from seer_client import AsyncClient, Completion
+from seer_host.images import png_of
 from seer_host.routed_experts import ROUTED_EXPERTS, unpacked
 from verl.utils import normalize_token_ids
 from verl.utils.rollout_trace import rollout_trace_op
@@ -100,17 +102,24 @@ class LLMClient:
         image_data: Any = None,
         video_data: Any = None,
         audio_data: Any = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> TokenOutput:
         """Roll out the next turn of the row that runs, as verl's client does for ``request_id``.
 
         Raises:
             ValueError: it asks for something that Seer's rollouts do not support.
+            ConfigError: an image is none of PIL's.
             RuntimeError: the response has failed.
             ClientError: the server refuses it, or is gone.
         """
-        if image_data or video_data or audio_data:
-            raise ValueError("Seer rolls out text alone; leave images, videos and audio out of the data")
+        if video_data or audio_data:
+            raise ValueError("Seer rolls out text and images; leave videos and audio out of the data")
+        if image_data and mm_processor_kwargs:
+            raise ValueError(
+                "data.mm_processor_kwargs changes what verl makes of an image, and Seer's engines do not get"
+                " it; leave it out"
+            )
         row = ROW.get()
         if row is None:
             raise ValueError(
@@ -119,6 +128,9 @@ class LLMClient:
             )
         ids = list(normalize_token_ids(prompt_ids))
         wanted = self.sampling(sampling_params, len(ids))
+        if image_data:
+            wanted["images"] = [await asyncio.to_thread(_data_url, image) for image in image_data]
+            wanted["bad_words"] = [*wanted.get("bad_words", ()), *([each] for each in row.never_written)]
         later = row.next_turn() if row.turns else None
         row.turns += 1
         if later is None:
@@ -152,6 +164,10 @@ class LLMClient:
                 f"Seer's rollouts do not support {unknown[0]}; leave it out of the sampling parameters"
             )
         return found
+
+
+def _data_url(image: Any) -> str:
+    return f"data:image/png;base64,{b64encode(png_of(image)).decode()}"
 
 
 def _experts(completion: Completion, prompt_tokens: int) -> NDArray[np.int16]:

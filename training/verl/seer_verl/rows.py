@@ -25,6 +25,10 @@ class BatchRow:
     turns: int = 0
     batch: str = ""
     """The batch that its group was named with, where verl's engines are its own; empty without Seer."""
+    never_written: Sequence[int] = ()
+    """The tokens of images and videos, which stand for nothing where a response has them: verl's trainer
+    would look for an image behind each, so its own servers do not write them.
+    """
 
     def next_turn(self) -> dict[str, Any]:
         """Return the record of its next turn without its prompt; what tools answer differs by the row."""

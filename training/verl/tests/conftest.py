@@ -54,7 +54,7 @@ class Server:
         self.config = folder / "seer.toml"
         self.config.write_text(config, "utf-8")
         command = [SEER, "serve", self.config, "--port", "0"]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=_own())
         limit = threading.Timer(START_S, self.process.kill)
         limit.start()
         lines = (re.search(r"running on (http://\S+)", line) for line in self.process.stderr)
@@ -69,7 +69,11 @@ class Server:
         prompts.write_text("".join(json.dumps(each) + "\n" for each in records), "utf-8")
         command = [SEER, "run", self.config, "--prompts", prompts, "--out", out, "--overwrite"]
         subprocess.run(
-            [*command, "--iteration", str(iteration)], check=True, capture_output=True, timeout=START_S
+            [*command, "--iteration", str(iteration)],
+            check=True,
+            capture_output=True,
+            timeout=START_S,
+            env=_own(),
         )
         lines = (out / "completions.jsonl").read_text("utf-8").splitlines()
         return {
@@ -81,6 +85,11 @@ class Server:
         self.process.kill()
         self.process.wait(60)
         self.process.stderr.close()
+
+
+def _own():
+    """Return the environment of Seer's processes, without the path by which tests see verl beside vLLM."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 @pytest.fixture(scope="session")

@@ -207,7 +207,8 @@ def test_newer_trainers_have_to_be_synchronous(configure, server):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"image_data": [1]}, "text alone"),
+        ({"video_data": [1]}, "leave videos and audio out"),
+        ({"image_data": [1], "mm_processor_kwargs": {"max_pixels": 9}}, "mm_processor_kwargs changes"),
         ({"sampling_params": {"prompt_logprobs": 1}}, "prompt_logprobs"),
     ],
 )

@@ -133,18 +133,24 @@ class ImagePlaces:
         self, token_ids: Sequence[int], sizes: Sequence[tuple[int, int]]
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """Do as ``ImageTokenizer.place_images``."""
+        counts = [self.tokens(*size) for size in sizes]
         found = sum(token == self.token_id for token in token_ids)
-        if found != len(sizes):
-            raise PromptError(
-                f"the prompt has {found} places for images, and {len(sizes)} images; give as many of both"
-            )
+        wrong = PromptError(
+            f"the prompt has {found} places for images, and {len(counts)} images that take {sum(counts)}"
+            " tokens; give one place for each image, or for each of these tokens"
+        )
+        if found not in (len(counts), sum(counts)):
+            raise wrong
         ids: list[int] = []
         places = []
-        images = iter(sizes)
-        for token in token_ids:
-            count = 1
-            if token == self.token_id:
-                count = self.tokens(*next(images))
-                places.append((len(ids), count))
-            ids += [token] * count
-        return ids, places
+        at = 0
+        for count in counts:
+            begin = token_ids.index(self.token_id, at)
+            taken = 1 if found == len(counts) else count
+            if any(token != self.token_id for token in token_ids[begin : begin + taken]):
+                raise wrong
+            ids += token_ids[at:begin]
+            places.append((len(ids), count))
+            ids += [self.token_id] * count
+            at = begin + taken
+        return [*ids, *token_ids[at:]], places
