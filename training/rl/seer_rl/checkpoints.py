@@ -144,7 +144,7 @@ class Checkpoints:
     def _remedy(self, path: Path) -> str:
         before = self._before(path)
         if before is None:
-            return f"restore it, or delete {path} to begin anew, as no checkpoint is before it"
+            return "restore it, or begin anew in another directory, as no checkpoint is before it"
         return f"delete {path} to go on from the one before, {before}"
 
     def save(self, state: TrainingState, write: Callable[[Path], Any]) -> Path:
@@ -185,8 +185,8 @@ class Checkpoints:
             numbered = [path for path in self._root.iterdir() if path.name.isdecimal()]
         except OSError as error:
             raise InputError(
-                f"{self._root} cannot be read: {describe_flaw(error)}; restore it, or move it away to begin"
-                " anew"
+                f"{self._root} cannot be read: {describe_flaw(error)}; restore it, or begin anew in"
+                " another directory"
             ) from error
         return sorted(numbered, key=lambda each: int(each.name))
 

@@ -167,6 +167,7 @@ def _start(
         return None
     latest = checkpoints.latest()
     if latest is None:
+        _check_lost(out, table.save_every)
         return None
     state = state_of(latest.state.iterations, table, config, latest.state.environment)
     before, now = _settings(latest.state), _settings(state)
@@ -174,6 +175,18 @@ def _start(
     if changed:
         raise _changed(changed, latest)
     return latest
+
+
+def _check_lost(out: Path, save_every: int) -> None:
+    """Refuse to begin anew where a checkpoint has been; an iteration begins once the last one is written."""
+    done = len(records(out))
+    if done > save_every:
+        raise OutputError(
+            f"{out / METRICS} has {done} iterations, and {out / 'checkpoints'} no checkpoint to go on from:"
+            f" restore them, or move {METRICS} away to begin anew"
+        )
+    if done:
+        log.warning("training_begins_anew", reason=f"iterations done without a checkpoint: {done}")
 
 
 def _changed(names: Sequence[str], latest: Checkpoint) -> ConfigError:

@@ -79,7 +79,7 @@ def make_a_link_to_itself(path):
 @pytest.mark.parametrize("make", [make_a_file, make_a_link_to_nothing, make_a_link_to_itself, os.mkfifo])
 def test_a_directory_of_checkpoints_that_cannot_be_read_is_not_taken_for_an_empty_one(root, make):
     make(root)
-    words = r"checkpoints cannot be read: .*; restore it, or move it away to begin anew"
+    words = r"checkpoints cannot be read: .*; restore it, or begin anew in another directory"
     with pytest.raises(InputError, match=words):
         Checkpoints(root, 2).latest()
 
@@ -105,15 +105,34 @@ def test_a_directory_of_a_killed_process_is_no_checkpoint_and_is_deleted(root, s
     assert names(root) == ["000001"]
 
 
-def test_a_damaged_state_names_the_directory_to_delete(root, state):
+def test_a_damaged_state_is_refused_with_what_to_do(root, state):
     checkpoints = Checkpoints(root, 2)
     (checkpoints.save(state(1), write) / "training.json").write_text("{")
-    words = r"training\.json is no state of training: .*; restore it, or delete .*000001 to begin anew"
+    words = (
+        r"training\.json is no state of training: .*; restore it, or begin anew in another directory, as no"
+    )
     with pytest.raises(InputError, match=words):
         checkpoints.latest()
     (checkpoints.save(state(2), write) / "training.json").write_text("{")
     with pytest.raises(InputError, match=r"; delete .*000002 to go on from the one before, .*000001"):
         checkpoints.latest()
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew_over_its_metrics(config, tmp_path):
+    path, out = config(), tmp_path / "out"
+    run(path, out, "train.iterations=2")
+    metrics = (out / "metrics.jsonl").read_text()
+    (out / "checkpoints").rename(tmp_path / "away")
+    with pytest.raises(OutputError, match=r"has 2 iterations, and .*checkpoints no checkpoint to go on from"):
+        run(path, out, resume=True)
+    assert (out / "metrics.jsonl").read_text() == metrics
+    (out / "metrics.jsonl").write_text(metrics.splitlines(keepends=True)[0])  # as one that died at its first
+    with structlog.testing.capture_logs() as logs:
+        run(path, out, "train.iterations=2", resume=True)
+    assert [each["reason"] for each in logs if each["event"] == "training_begins_anew"] == [
+        "iterations done without a checkpoint: 1"
+    ]
+    assert [line["iteration"] for line in read_metrics(out)] == [0, 1]
 
 
 def test_a_checkpoint_is_written_while_the_next_rollout_goes_on(config, tmp_path, monkeypatch, uninterrupted):
