@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from seer_host.images import IMAGE_PART
 from seer_worker.chat.messages import content_format, prepare, texts_of
 
 from seer_core.errors import PromptError
@@ -210,6 +211,13 @@ def test_an_image_without_a_type_or_beside_a_text_is_refused_too():
     for part in ({"image_url": "data:,"}, {"type": "text", "text": "a", "image": "data:,"}):
         with pytest.raises(PromptError, match="message 0 has a part of type 'image"):
             prepare([{"role": "user", "content": [part]}], PLAIN)
+
+
+def test_a_tool_s_result_stays_in_parts_if_it_has_an_image():
+    result = {"role": "tool", "content": [text("a"), IMAGE_PART, text("b")], "tool_call_id": "c"}
+    assert prepare([result], IN_PARTS) == [result]
+    with pytest.raises(PromptError, match="message 0, of role 'tool', has an image, which this chat"):
+        prepare([result], PLAIN)
 
 
 def test_columns_that_a_dataset_leaves_empty_are_no_parts():

@@ -347,6 +347,15 @@ def test_an_image_of_a_message_leaves_its_place_where_the_template_puts_it():
 
     content = [{"type": "text", "text": "see"}, IMAGE_PART, IMAGE_PART, {"type": "text", "text": "both"}]
     assert reply_text([{"role": "user", "content": content}], render) == "see<image><image>both>"
-    assert reply_text([{"role": "user", "content": [IMAGE_PART]}], render) == "<image>>"
-    with pytest.raises(PromptError, match="message 0, of role 'tool', has an image, which this chat"):
-        reply_text([{"role": "tool", "content": [IMAGE_PART]}], render)
+    for role in ("user", "tool"):
+        assert reply_text([{"role": role, "content": [IMAGE_PART]}], render) == "<image>>"
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "qwen3_6"])
+def test_an_image_of_a_tool_s_result_is_shown_by_qwen_s_templates(name):
+    render = renderer(TEMPLATES[name].read_text("utf-8"), TOOLS)
+    content = [{"type": "text", "text": "see"}, IMAGE_PART]
+    reply = [{"role": "tool", "content": content, "tool_call_id": "call_1"}]
+    found = reply_text(reply, render, tools=TOOLS)
+    assert found.count("see<|vision_start|><|image_pad|><|vision_end|>") == 1
+    assert render([QUESTION, TURNS["a call"], *reply], True).endswith(found)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from seer_host.images import IMAGE_PART
 from seer_worker.tokenizer import ModelTokenizer
 
 from seer_core.errors import ConfigError, PromptError
@@ -211,6 +212,8 @@ def test_messages_whose_content_the_template_leaves_out_are_refused(tmp_path):
     tokenizer = ModelTokenizer(write_tokenizer(tmp_path / "model", template))
     with pytest.raises(PromptError, match="let the environment answer text or token ids"):
         tokenizer.encode_reply([{"role": "tool", "content": "4 degrees"}], [5])
+    with pytest.raises(PromptError, match="message 0, of role 'tool', has an image, which this chat"):
+        tokenizer.encode_reply([{"role": "tool", "content": [IMAGE_PART]}], [5])
 
 
 def test_an_image_is_refused_and_not_left_out(tmp_path):

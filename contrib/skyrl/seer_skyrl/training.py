@@ -119,7 +119,10 @@ def check(cfg: SeerConfig) -> None:
     if not cfg.seer_config:
         raise ConfigError("Seer's config is not named; give seer_config=/path/to/rollout.toml")
     if generator.vision_language_generator:
-        raise ConfigError("Seer rolls out text alone; leave out generator.vision_language_generator")
+        raise ConfigError(
+            "Seer rolls out text alone for SkyRL, whose generator brings no images, but tensors that a vLLM"
+            " server has made of them; leave out generator.vision_language_generator"
+        )
     if trainer.fully_async.enabled:
         raise ConfigError("Seer's rollouts are of one version of weights; leave out trainer.fully_async")
     if trainer.policy.model.lora.rank > 0:

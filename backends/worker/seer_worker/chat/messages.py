@@ -62,7 +62,7 @@ def prepare(messages: Sequence[Mapping[str, Any]], template_source: str) -> list
     """Return messages as a chat template receives them; those that are given stay as they are.
 
     - Content in parts becomes one text with a line for each part, or stays a list of parts where the template
-      reads one.
+      reads one; that of a tool does so only if it has an image.
     - Null content of an assistant's message is empty. Arguments of its calls become an object, which is empty
       where they are none, so that a chat goes on after a call that was cut; reasoning has both its names.
     - Messages of the role ``developer`` are the system's where the template lacks that role; all messages of
@@ -114,7 +114,7 @@ def _message(number: int, message: Any, form: ContentFormat) -> dict[str, Any]:
     parts = list(_parts(number, message))
     texts = [text for text, further in parts if further is not IMAGE_PART]
     read: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
-    if form == "openai" and role != "tool":
+    if form == "openai" and (role != "tool" or len(texts) < len(parts)):
         read["content"] = [
             {**further} if further is IMAGE_PART else {"type": "text", "text": text, **further}
             for text, further in parts

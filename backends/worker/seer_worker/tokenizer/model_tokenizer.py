@@ -98,6 +98,7 @@ class ModelTokenizer:
             return self._render(chat, template_kwargs, add_generation_prompt=add_generation_prompt)
 
         tools = (template_kwargs or {}).get("tools")
+        prepare(messages, self._templates.source(tools))  # or errors count the messages that stand before
         text = reply_text(messages, render, tools=tools, written=self.decode_all(written))
         ids = self._encode(text, add_special_tokens=False)
         return ids[1:] if ids and ids[:1] == list(written[-1:]) else ids
