@@ -44,11 +44,13 @@ class WeightSpec(msgspec.Struct, frozen=True):
 
     ``path`` is ``package.module:Class``, a ``WeightSource`` called with ``(settings)``, or the short name of
     a built-in one; ``settings`` is plain data.  With ``adapter_config`` among them, which is PEFT's, the
-    tensors are a LoRA adapter of the whole weights before them.
+    tensors are a LoRA adapter of the whole weights before them.  An engine that merges gets these again as
+    the ``base``, unless they are those with which it has started.
     """
 
     path: str
     settings: Mapping[str, Any]
+    base: WeightSpec | None = None
 
     def __str__(self) -> str:
         return self.path if self.directory is None else self.directory

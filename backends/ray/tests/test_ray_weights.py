@@ -21,7 +21,18 @@ pytest.importorskip("ray")
 from machines import SUPERVISOR
 from ray_rollouts import patient, play, workers_of
 from seer_ray.launcher import RayLauncher
-from weight_updates import NEXT, TENSORS, after, deliveries, offered, rolled_out, save
+from weight_updates import (
+    ADAPTED,
+    FACTORS,
+    NEXT,
+    TENSORS,
+    after,
+    deliveries,
+    offered,
+    rolled_out,
+    save,
+    save_adapter,
+)
 
 from tests.support.eventually import aeventually
 
@@ -83,6 +94,15 @@ def test_a_directory_that_no_other_machine_has_is_sent(over, make_weighted, tmp_
     with deliveries() as sent:
         assert after(make_weighted(over()), *sources) == here
     assert len(sent) == 2 * len(set(sent))
+
+
+def test_an_adapter_is_merged_with_whole_weights_that_were_sent_before(over, make_weighted, tmp_path):
+    whole, factors = save(tmp_path / "whole", ADAPTED), save_adapter(tmp_path / "adapter")
+    with offered(ADAPTED | NEXT, FACTORS, adapter=True) as in_memory:
+        sources = whole, factors, *in_memory
+        here = after(make_weighted(LocalLauncher()), *sources)
+        assert after(make_weighted(over()), *sources) == here
+    assert len({str(each) for each in here}) == 4
 
 
 @pytest.mark.parametrize("copies", ["shared", "none"])

@@ -15,6 +15,13 @@ TENSORS = {
     "none": torch.empty(0, 3),
 }
 NEXT = TENSORS | {"norm": torch.tensor([1.5, 2.0])}
+ADAPTED = TENSORS | {"proj.weight": torch.arange(12.0).reshape(4, 3)}
+"""Whole weights to which ``FACTORS``, an adapter, belong."""
+FACTORS = {
+    f"base_model.model.proj.lora_{name}.weight": torch.full(shape, 0.5)
+    for name, shape in (("A", (2, 3)), ("B", (4, 2)))
+}
+ADAPTER_CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["proj"]}
 
 
 def save(place, tensors):
@@ -45,11 +52,23 @@ def after(runtime, *sources):
     return play(run())
 
 
+def save_adapter(place):
+    """Write the adapter as PEFT does; return its directory."""
+    place.mkdir()
+    save_file(FACTORS, place / "adapter_model.safetensors")
+    (place / "adapter_config.json").write_text(json.dumps(ADAPTER_CONFIG))
+    return place
+
+
 @contextmanager
-def offered(*each):
-    """Yield the specs of tensors in shared memory."""
+def offered(*each, adapter=False):
+    """Yield the specs of tensors in shared memory; the last are an ``adapter``."""
+    configs = [None] * (len(each) - adapter) + [ADAPTER_CONFIG] * adapter
     with ExitStack() as stack:
-        yield [stack.enter_context(stack.enter_context(SharedWeights()).offer(one.items())) for one in each]
+        yield [
+            stack.enter_context(stack.enter_context(SharedWeights()).offer(one.items(), config))
+            for one, config in zip(each, configs, strict=True)
+        ]
 
 
 @contextmanager

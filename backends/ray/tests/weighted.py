@@ -3,11 +3,9 @@
 import hashlib
 
 import msgspec
+import torch
 from scripted import Scripted
-from seer_worker.process.adapter import Rejected
-from seer_worker.weights.checkpoint import WEIGHTS
-
-from seer_core.errors import EngineError
+from seer_worker.weights.checkpoint import open_checked
 
 
 class Weighted(Scripted):
@@ -22,10 +20,7 @@ class Weighted(Scripted):
         super().submit(msgspec.structs.replace(job, seed=seed), salt)
 
     def update_weights(self, source, version):
-        try:
-            tensors = dict(WEIGHTS.make(source.path, source.settings).tensors())
-        except EngineError as error:
-            raise Rejected(str(error)) from error
+        tensors = dict(open_checked(source, {}, (), torch.float32).tensors())
         digest = hashlib.sha256()
         for name, tensor in sorted(tensors.items()):
             digest.update(f"{name} {tensor.shape}".encode() + bytes(tensor.numpy()))

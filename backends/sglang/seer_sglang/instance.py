@@ -218,10 +218,7 @@ class SglangAdapter(EngineAdapter):
         for rejection in self._call("check", source, self._tensors, dtype, self._base):
             if rejection is not None:
                 raise Rejected(rejection)
-        fingerprint = self._joined(self._call("load", version))
-        if source.adapter_config is None:
-            self._base = source
-        return fingerprint
+        return self._joined(self._call("load", version))
 
     def fingerprint(self) -> str:
         """Return what stands for the weights of all ranks."""

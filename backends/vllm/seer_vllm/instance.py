@@ -292,9 +292,7 @@ class VllmAdapter(EngineAdapter):
         log.info("weights_checked", version=version, checked_s=round(perf_counter() - begun_s, 4))
         fingerprint = self._joined(self._call("seer_load", version))
         self._adapter = None
-        if source.adapter_config is None:
-            self._base = source
-        elif self.engine.vllm_config.lora_config is not None:
+        if source.adapter_config is not None and self.engine.vllm_config.lora_config is not None:
             name = f"version-{version}-{fingerprint}"  # a part of vLLM's key of each block
             self._adapter = LoRARequest(name, adapters.ID, f"in-memory:{name}")
         return fingerprint

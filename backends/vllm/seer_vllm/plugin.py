@@ -138,6 +138,7 @@ def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher |
         max_temperature=MAX_TEMPERATURE,
         controls=CONTROLS,
         own_methods=OWN_METHODS,
+        keeps_adapters=settings.lora_rank > 0,
         trust_remote_code=bool(settings.engine_args.get("trust_remote_code")),
         skip_tokenizer=bool(settings.engine_args.get("skip_tokenizer_init")),
         takes_images=True,

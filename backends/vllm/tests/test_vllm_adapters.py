@@ -68,6 +68,11 @@ def test_an_adapter_answers_like_merged_weights_and_tokens_are_the_same_however_
     assert by_whole[1] == by_merging[1] == tokens
     assert np.abs(by_whole[2] - logprobs).max() < 1e-4
     assert np.abs(by_whole[2] - by_merging[2]).max() < 1e-5
+    update(merging, directory(models[1]))
+    update(merging, spec)
+    later = scores(merging, asked)[0]
+    update(merging, merged(tmp_path / "later", models[1], tensors))
+    assert later == scores(merging, asked)[0] != tokens
     assert first.divided(asked, PLAIN, TOKENS, 17) == tokens
     responses, rounds = moved(beside, asked, PLAIN, TOKENS, 32)
     assert responses == tokens

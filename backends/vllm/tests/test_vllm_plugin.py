@@ -105,6 +105,7 @@ def test_slots_follow_from_kv_unless_they_are_set(tmp_path):
         ("prefill_context_parallel_size", "write tensor_parallel"),
         ("nnodes", "write tensor_parallel"),
         ("data_parallel_size", "write instances"),
+        ("enable_eplb", "vLLM loads new weights of experts to where these were at the start"),
     ],
 )
 def test_other_kinds_of_parallelism_are_refused_with_the_setting_to_use(tmp_path, argument, remedy):

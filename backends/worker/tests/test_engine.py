@@ -189,6 +189,25 @@ class TestWorkerClient(EngineContract):
         )
 
 
+@pytest.mark.parametrize("keeps", [False, True], ids=["merged", "beside the model"])
+def test_an_adapter_that_is_merged_comes_with_the_whole_weights_before_it(launch, keeps):
+    async def story():
+        engine = await started(attrs.evolve(launch, keeps_adapters=keeps), Sink())
+        adapter = directory("/adapter", adapter_config={"r": 2})
+        assert await engine.update_weights(adapter, 1) == "weights 1"
+        await engine.update_weights(directory("/whole"), 2)
+        with pytest.raises(EngineError, match="these weights are bad"):
+            await engine.update_weights(directory("/bad"), 3)
+        for version in (3, 4):
+            found = await engine.update_weights(adapter, version)
+            assert found == (f"weights {version}" if keeps else f"weights {version} on /whole")
+        await engine.start(Sink())
+        assert await engine.update_weights(adapter, 1) == "weights 1"
+        await engine.stop()
+
+    play(story)
+
+
 def test_a_worker_runs_where_its_launcher_puts_it(launch, local):
     tokens = []
 

@@ -95,7 +95,7 @@ class Toy:
         if "bad" in str(source):
             raise Rejected("these weights are bad")
         self.version = version
-        return f"weights {version}"
+        return f"weights {version}" + (f" on {source.base}" if source.base else "")
 
     def spoil(self, token, logprob):
         return token, logprob

@@ -59,7 +59,8 @@ class InstanceSpec:
     ``instance`` is the import path of its class, or of a function that makes it, and ``settings`` plain data
     for it.  ``own_methods`` are the engine's methods of drafting, each ``<engine>:<method>``.
     ``cannot_draft`` and ``cannot_wire`` (a pool that exchanges notes with its stores) are the reason why this
-    instance cannot; with ``ignores_kv_pool`` its engine shares no KV, which is no error.  ``model`` stands
+    instance cannot; with ``ignores_kv_pool`` its engine shares no KV, which is no error.  With
+    ``keeps_adapters`` adapters stay beside the model, and need not be merged with it.  ``model`` stands
     for the model's files; ``model_dir`` is where a worker must have the same ones, empty for no check.
     ``tokenizer_dir`` has its tokenizer, if there is one, which may run code of the directory if
     ``trust_remote_code``; ``end_tokens`` returns the tokens that end a response.
@@ -71,6 +72,7 @@ class InstanceSpec:
     cannot_draft: str | None = attrs.field(default=None, kw_only=True)
     cannot_wire: str | None = attrs.field(default=None, kw_only=True)
     ignores_kv_pool: bool = attrs.field(default=False, kw_only=True)
+    keeps_adapters: bool = attrs.field(default=False, kw_only=True)
     model: str = attrs.field(default="", kw_only=True)
     model_dir: str = attrs.field(default="", kw_only=True)
     tokenizer_dir: str = attrs.field(default="", kw_only=True)
@@ -94,6 +96,8 @@ class WorkerClient:
         self._chunks: set[str] = set()
         """The chunks that the worker has not answered."""
         self._images = HeldImages()
+        self._whole: WeightSpec | None = None
+        """The last whole weights since the start, with which an adapter is merged."""
         self._labels = dict(labels or {})
         self._drafter: Drafter | None = None
         self._shares_text = False
@@ -157,6 +161,7 @@ class WorkerClient:
             spec.trust_remote_code,
             await asyncio.to_thread(spec.end_tokens),
         )
+        self._whole = None
         info = await self._open(start)
         self._up = True
         if self._wired is not None:
@@ -235,7 +240,11 @@ class WorkerClient:
         if source.directory is not None:  # the worker may have another working directory
             place = str(Path(source.directory).absolute())
             source = WeightSpec(source.path, {**source.settings, "directory": place})
+        if source.adapter_config is not None and not self.spec.keeps_adapters:
+            source = msgspec.structs.replace(source, base=self._whole)
         answer = await self._call(UpdateWeights(source, version))
+        if source.adapter_config is None:
+            self._whole = source
         return answer.fingerprint
 
     async def sleep(self) -> int:

@@ -177,6 +177,7 @@ def make_fleet(
     own_methods: tuple[str, ...] = (),
     cannot_draft: str | None = None,
     ignores_kv_pool: bool = False,
+    keeps_adapters: bool = False,
     trust_remote_code: bool = False,
     skip_tokenizer: bool = False,
     takes_images: bool = False,
@@ -198,6 +199,7 @@ def make_fleet(
         own_methods: as ``Launch`` has it, like the arguments that follow.
         cannot_draft: likewise.
         ignores_kv_pool: likewise.
+        keeps_adapters: likewise.
         trust_remote_code: whether the tokenizer may run code of the model's directory.
         skip_tokenizer: whether the model's tokenizer, if there is one, is left alone.
         takes_images: whether the engine takes images, with a model for which they can be placed.
@@ -220,6 +222,7 @@ def make_fleet(
         own_methods=own_methods,
         cannot_draft=cannot_draft,
         ignores_kv_pool=ignores_kv_pool,
+        keeps_adapters=keeps_adapters,
         model=digest,
         model_dir="" if launcher is None else str(model_dir),
         tokenizer_dir=str(model_dir.absolute()) if textual else "",

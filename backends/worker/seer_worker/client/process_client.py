@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from time import monotonic
 
@@ -140,7 +140,13 @@ class ProcessClient(WorkerClient):
         if not isinstance(message, UpdateWeights):
             return await self._answer(message, worker)
         try:
-            async with worker.bring_weights(message.source) as source:
+            async with AsyncExitStack() as stack:
+                base = message.source.base
+                if base is not None:
+                    base = await stack.enter_async_context(worker.bring_weights(base))
+                alone = msgspec.structs.replace(message.source, base=None)
+                source = await stack.enter_async_context(worker.bring_weights(alone))
+                source = msgspec.structs.replace(source, base=base)
                 if self.worker is not worker:
                     return Called("it was lost while the weights were brought to it")
                 return await self._answer(msgspec.structs.replace(message, source=source), worker)

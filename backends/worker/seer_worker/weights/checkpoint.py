@@ -94,7 +94,7 @@ def open_checked(
             are the engine's to judge.
         ties: names that stand for one tensor in the model.  One of them is enough; several must be equal.
         dtype: what the model computes in, which must be able to hold every value.
-        base: the whole weights to which an adapter belongs; the source then yields both as one.
+        base: the whole weights to which an adapter belongs that brings none; the source yields both as one.
 
     Raises:
         Rejected: it cannot be made or read, or a tensor will not do, the first of which is named.
@@ -103,10 +103,11 @@ def open_checked(
     def open_whole(spec: WeightSpec) -> WeightSource:
         source = WEIGHTS.make(spec.path, spec.settings)
         if spec.adapter_config is not None:
-            if base is None:
+            whole = spec.base or base
+            if whole is None:
                 raise EngineError("this engine takes no adapters; update it by whole weights")
             adapter = _read_adapter(spec, source, wanted, dtype)
-            source = Merged(WEIGHTS.make(base.path, base.settings), adapter)
+            source = Merged(WEIGHTS.make(whole.path, whole.settings), adapter)
         values = _Values(ties, dtype)
         new = _found(spec, source, values.check)
         if wanted:
