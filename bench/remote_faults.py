@@ -1,8 +1,8 @@
 """What do faults of servers that run already cost a rollout's responses?
 
-Three server processes without a model (``stand-in``), or two of vLLM with the bundled model (``vllm``), each
-behind a proxy with TLS that spoils chunks, while rollouts go on.  Every response is compared with that of a
-run without faults.
+Three server processes without a model (``stand-in``), or two of vLLM or SGLang with the bundled model
+(``vllm``, ``sglang``), each behind a proxy with TLS that spoils chunks, while rollouts go on.  Every response
+is compared with that of a run without faults.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from bench.harness import Row
 
 DEPENDS_ON = ("seer_core", "plugins", "backends/remote", "tests/soak/remote_campaign.py")
 ROUNDS = 1
-SERVERS = {"stand-in": "three servers without a model", "vllm": "two vLLM servers on a CPU"}
-FAULTS = {"stand-in": 200, "vllm": 40}
+SERVERS = {
+    "stand-in": "three servers without a model",
+    "vllm": "two vLLM servers on a CPU",
+    "sglang": "two SGLang servers on a CPU",
+}
+FAULTS = {"stand-in": 200, "vllm": 40, "sglang": 40}
 
 
 def options(parser: argparse.ArgumentParser) -> None:

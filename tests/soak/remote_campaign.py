@@ -37,12 +37,12 @@ from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.runtime.restarts import RestartsTable
 from seer_core.scheduling.scheduler import Policies, Slot
+from tests.soak.owner_calls import OwnerCalls
 from tests.soak.stand_in_server import StandInProcess
 from tests.support.certificates import certify
 
 __all__ = ["ANSWERS", "PROCESSES", "RemoteCampaign"]
 
-GENERATE = "/inference/v1/generate"
 PAUSE_S = 0.6
 TOKEN = "of-the-campaign"
 STRIKE_S = 600.0
@@ -53,6 +53,7 @@ class StruckServer(Protocol):
     """A server that a campaign may strike."""
 
     url: str
+    calls: OwnerCalls
 
     def start(self, weights: int = 0) -> None:
         """Start it, with weights of this number."""
@@ -145,7 +146,7 @@ class FaultyProxy:
         if request.headers.get("Authorization") != f"Bearer {self.token}":
             return web.Response(status=401, text="Unauthorized")
         fault = ""
-        if request.path == GENERATE and self.fault and b'"token_ids":[1,2,3' in body:
+        if request.path == self.server.calls.generate and self.fault and b'_ids":[1,2,3' in body:
             fault, self.fault = self.fault, ""
             self.struck.set()
         if fault in ("503", "401"):
@@ -169,7 +170,13 @@ class FaultyProxy:
             await response.write(answer[: len(answer) // 2])
             request.transport.close()
             return response
-        return web.Response(status=status, body=_changed(answer, fault), content_type="application/json")
+        if fault == "garbage":
+            answer = b"\x00" + answer
+        elif fault in SPOILT:
+            found = json.loads(answer)
+            self.server.calls.spoil(found, fault)
+            answer = json.dumps(found).encode()
+        return web.Response(status=status, body=answer, content_type="application/json")
 
     async def _forward(self, request: web.Request, body: bytes) -> tuple[int, bytes]:
         assert self._client is not None
@@ -180,27 +187,8 @@ class FaultyProxy:
             return answer.status, await answer.read()
 
 
-def _changed(answer: bytes, fault: str) -> bytes:
-    if fault == "garbage":
-        return b"\x00" + answer
-    if fault not in ("wrong id", "lost token", "more tokens", "bad token", "no choice"):
-        return answer
-    found = json.loads(answer)
-    [choice] = found["choices"]
-    if fault == "wrong id":
-        found["request_id"] = "generate-tokens-of-another"
-    if fault == "lost token":
-        choice["token_ids"] = choice["token_ids"][:-1]
-    if fault == "more tokens":
-        choice["token_ids"] += [1] * 50
-        choice["logprobs"]["content"] += choice["logprobs"]["content"][:1] * 50
-    if fault == "bad token":
-        choice["token_ids"][-1] = 1 << 30
-    if fault == "no choice":
-        found["choices"] = []
-    return json.dumps(found).encode()
-
-
+SPOILT = ("wrong id", "lost token", "more tokens", "bad token", "no choice")
+"""What an answer that can be read may have wrong."""
 ANSWERS = (
     "503",
     "401",
@@ -209,21 +197,16 @@ ANSWERS = (
     "twice",
     "slow",
     "garbage",
-    "wrong id",
-    "lost token",
-    "more tokens",
-    "bad token",
-    "no choice",
+    *SPOILT,
 )
 """What a proxy does to one chunk."""
+OWNED = ("weights in mid-chunk", "pause", "sleep", "cache reset")
+"""What its owner does to a server."""
 PROCESSES = (
     "kill",
     "stop",
     "other weights",
-    "weights in mid-chunk",
-    "pause",
-    "sleep",
-    "cache reset",
+    *OWNED,
     "token",
     "leave",
     "no name",
@@ -242,7 +225,7 @@ class RemoteCampaign:
         faults: int,
         seed: int = 1,
         minutes: float = 30,
-        engine: Literal["stand-in", "vllm"] = "stand-in",
+        engine: Literal["stand-in", "vllm", "sglang"] = "stand-in",
         kinds: Sequence[str] = (*ANSWERS, *PROCESSES),
     ) -> None:
         self.done: Counter[str] = Counter()
@@ -252,7 +235,7 @@ class RemoteCampaign:
         self._latest = ""
         self.engine = engine
         self._folder, self._faults, self._kinds = folder, faults, kinds
-        self._servers = {"stand-in": 3, "vllm": 2}[engine]
+        self._servers = 3 if engine == "stand-in" else 2
         self._until_s = time.monotonic() + 60 * minutes
         self._random = random.Random(seed)
         self._prompts = [
@@ -307,6 +290,7 @@ class RemoteCampaign:
             token.write_text(TOKEN + "\n")
             settings = Settings(
                 urls_file=str(self._list),
+                dialect=self.processes[0].calls.dialect,
                 ca_file=str(authority),
                 token_file=str(token),
                 poll_s=0.1,
@@ -325,11 +309,12 @@ class RemoteCampaign:
     def _process(self, number: int, ports: ExitStack) -> StruckServer:
         if self.engine == "stand-in":
             return StandInProcess(ports.enter_context(reserved_port()))
-        from tests.soak.vllm_servers import VllmProcess, two_checkpoints
+        from tests.soak.real_servers import SglangProcess, VllmProcess, two_checkpoints
 
         if not number:
             self._checkpoints = two_checkpoints(self._folder)
-        return VllmProcess(self._folder / f"server-{number}", self._checkpoints)
+        make = VllmProcess if self.engine == "vllm" else SglangProcess
+        return make(self._folder / f"server-{number}", self._checkpoints)
 
     async def _play(self, settings: Settings) -> None:
         fleet = await asyncio.to_thread(seer_make_engines, settings, Startup(0, self._folder))
@@ -339,7 +324,9 @@ class RemoteCampaign:
         async with Runtime(Assembly(fleet, Strategies(policies)), table) as runtime:
             self._runtime = runtime
             self._wanted = _responses(await runtime.rollout(runtime.groups(self._prompts)).wait())
-            plan = [name for _, name in zip(range(self._faults), cycle(self._kinds), strict=False)]
+            server = self.processes[0]
+            kinds = [each for each in self._kinds if each not in OWNED or server.calls.of(each, str)[0]]
+            plan = [name for _, name in zip(range(self._faults), cycle(kinds), strict=False)]
             self._random.shuffle(plan)
             self._over = False
             rolling = asyncio.create_task(self._roll())
@@ -413,22 +400,12 @@ class RemoteCampaign:
                 process.send(signal.SIGKILL)
             process.start()
             await self._answers(process)
-        elif name == "weights in mid-chunk":
-            await self._own(process, "/update_weight_version", {"new_version": "other"})
-            await self._load(process, 5)
-            await asyncio.sleep(PAUSE_S)
-            await self._load(process, 0)
-            await self._own(process, "/update_weight_version", {"new_version": "default"})
-        elif name == "pause":
-            await self._own(process, "/pause", {})
-            await asyncio.sleep(0.5)
-            await self._own(process, "/resume", {})
-        elif name == "sleep":
-            await self._own(process, "/sleep?level=0", {})
-            await asyncio.sleep(0.5)
-            await self._own(process, "/wake_up?tags=scheduling", {})
-        elif name == "cache reset":
-            await self._own(process, "/reset_prefix_cache", {})
+        elif name in OWNED:
+            begin, end = process.calls.of(name, process.checkpoint)
+            await self._own(process, begin)
+            if end:
+                await asyncio.sleep(PAUSE_S)
+                await self._own(process, end)
         elif name == "token":
             proxy.token = "another"
             await asyncio.sleep(PAUSE_S)
@@ -467,25 +444,24 @@ class RemoteCampaign:
         self._list.with_suffix(".new").write_text(text + "\n")
         self._list.with_suffix(".new").replace(self._list)
 
-    async def _load(self, process: StruckServer, weights: int) -> None:
-        path = process.checkpoint(weights)
-        body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
-        await self._own(process, "/collective_rpc", body)
-
     @staticmethod
-    async def _own(process: StruckServer, path: str, body: Any) -> None:
-        async with aiohttp.ClientSession() as client, client.post(process.url + path, json=body) as answer:
-            assert answer.status == 200, (path, await answer.text())
+    async def _own(process: StruckServer, calls: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        async with aiohttp.ClientSession() as client:
+            for path, body in calls:
+                async with client.post(process.url + path, json=body) as answer:
+                    assert answer.status == 200, (path, await answer.text())
 
     @staticmethod
     async def _answers(process: StruckServer) -> None:
         async with aiohttp.ClientSession() as client:
             while True:
                 try:
-                    async with client.get(process.url + "/health"):
-                        return
+                    async with client.get(process.url + process.calls.ready) as answer:
+                        if answer.status == 200:
+                            return
                 except aiohttp.ClientError:
-                    await asyncio.sleep(0.05)
+                    pass
+                await asyncio.sleep(0.05)
 
 
 def _responses(result: Any) -> dict[str, list[int]]:

@@ -14,6 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.soak.owner_calls import VllmCalls
+
 __all__ = ["StandInProcess"]
 
 FOLDER = str(Path(__file__).parents[2] / "backends" / "remote" / "tests")
@@ -74,6 +76,8 @@ def _run(port: int, weights: int) -> None:
 
 class StandInProcess:
     """A server whose weights are a number; ``start`` again after a kill."""
+
+    calls = VllmCalls()
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"

@@ -27,7 +27,7 @@ from tests.support.installed import skip_without
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from server_processes import ServerProcess, vllm_server
+from server_processes import ServerProcess, sglang_server, vllm_server
 
 from tests.support.patience import PATIENCE_S
 
@@ -180,33 +180,11 @@ def address(
 @pytest.fixture(scope="module")
 def serve_sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
     """Return a function that starts a SGLang server of a model, once; it is ended in the end."""
-    from seer_sglang.plugin import interpreter
-
-    python = interpreter()
-    if python is None:
-        pytest.skip("SGLang is not installed")
-    site = Path(__file__).parent / "sglang_on_cpu"
-    environment = {
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")])),
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-    }
-    flags = (
-        "--device cpu --attention-backend torch_native --sampling-backend pytorch --disable-overlap-schedule"
-    )
-    flags += " --disable-cuda-graph --context-length 1024 --max-total-tokens 16384 --max-running-requests 32"
-    flags += " --dtype float32 --enable-deterministic-inference --enable-cache-report"
     servers: dict[Path, ServerProcess] = {}
 
     def serve(model: Path, *more: str) -> ServerProcess:
         if model not in servers:
-            log = tmp_path_factory.mktemp("server") / "log"
-            command = [python, "-m", "sglang.launch_server", "--model-path", str(model), *flags.split()]
-            command += more
-            servers[model] = ServerProcess(command, environment, log, "/ready")
+            servers[model] = sglang_server(model, tmp_path_factory.mktemp("server") / "log", *more)
             servers[model].start()
             servers[model].await_ready()
         return servers[model]

@@ -13,11 +13,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import pytest
 from seer_host.ports import reserved_port
 
 from tests.support.patience import PATIENCE_S
 
-__all__ = ["ServerProcess", "vllm_server"]
+__all__ = ["ServerProcess", "sglang_server", "vllm_server"]
 
 MAIN = """
 import multiprocessing
@@ -115,3 +116,31 @@ def vllm_server(site: Path, model: Path, log: Path, *more: str, **variables: str
     flags += " --distributed-executor-backend uni --kv-cache-memory-bytes 33554432"
     command = [sys.executable, "-c", MAIN, "serve", str(model), *flags.split(), *more]
     return ServerProcess(command, environment | variables, log)
+
+
+def sglang_server(model: Path, log: Path, *more: str) -> ServerProcess:
+    """Return a SGLang server of a model, with deterministic inference on a CPU, not yet started.
+
+    It skips the test that asks for it where SGLang is not installed.
+    """
+    from seer_sglang.plugin import interpreter
+
+    python = interpreter()
+    if python is None:
+        pytest.skip("SGLang is not installed")
+    site = Path(__file__).parent / "sglang_on_cpu"
+    environment = {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")])),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+    flags = (
+        "--device cpu --attention-backend torch_native --sampling-backend pytorch --disable-overlap-schedule"
+    )
+    flags += " --disable-cuda-graph --context-length 1024 --max-total-tokens 16384 --max-running-requests 32"
+    flags += " --dtype float32 --enable-deterministic-inference --enable-cache-report"
+    command = [python, "-m", "sglang.launch_server", "--model-path", str(model), *flags.split(), *more]
+    return ServerProcess(command, environment, log, "/ready")

@@ -1,4 +1,4 @@
-"""Real ``vllm serve`` processes that a campaign strikes, with two checkpoints under one name."""
+"""Real servers of vLLM and SGLang that a campaign strikes, with two checkpoints under one name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 
 from safetensors.numpy import load_file, save_file
 
-__all__ = ["VllmProcess", "two_checkpoints"]
+from tests.soak.owner_calls import OwnerCalls, SglangCalls, VllmCalls
+
+__all__ = ["SglangProcess", "VllmProcess", "two_checkpoints"]
 
 ROOT = Path(__file__).parents[2]
 FOLDER = str(ROOT / "backends" / "remote" / "tests")
@@ -35,16 +37,19 @@ def two_checkpoints(folder: Path) -> tuple[Path, Path]:
     return WEIGHTS, other
 
 
-class VllmProcess:
-    """A server that samples by key and lets its owner do anything; ``start`` again after a kill."""
+class RealProcess:
+    """A server; ``start`` again after a kill."""
+
+    calls: OwnerCalls
 
     def __init__(self, folder: Path, checkpoints: tuple[Path, Path]) -> None:
         folder.mkdir()
         self._checkpoints, self._served = checkpoints, folder / "tiny"
-        flags = ("--enable-scale-out", "--enable-prompt-tokens-details", "--max-num-batched-tokens=256")
-        variables = {"SEER_KEYED_SAMPLING": "1", "VLLM_PLUGINS": "seer", "VLLM_SERVER_DEV_MODE": "1"}
-        self._server = server_processes.vllm_server(folder, self._served, folder / "log", *flags, **variables)
+        self._server = self._make(folder)
         self.url: str = self._server.url
+
+    def _make(self, folder: Path) -> Any:
+        raise NotImplementedError
 
     def start(self, weights: int = 0) -> None:
         """Start it with the first checkpoint, or with the other one."""
@@ -66,3 +71,23 @@ class VllmProcess:
     def close(self) -> None:
         """End it."""
         self._server.close()
+
+
+class VllmProcess(RealProcess):
+    """One of vLLM that samples by key and lets its owner do anything."""
+
+    calls = VllmCalls()
+
+    def _make(self, folder: Path) -> Any:
+        flags = ("--enable-scale-out", "--enable-prompt-tokens-details", "--max-num-batched-tokens=256")
+        variables = {"SEER_KEYED_SAMPLING": "1", "VLLM_PLUGINS": "seer", "VLLM_SERVER_DEV_MODE": "1"}
+        return server_processes.vllm_server(folder, self._served, folder / "log", *flags, **variables)
+
+
+class SglangProcess(RealProcess):
+    """One of SGLang, whose tokens follow from seeds."""
+
+    calls = SglangCalls()
+
+    def _make(self, folder: Path) -> Any:
+        return server_processes.sglang_server(self._served, folder / "log")
