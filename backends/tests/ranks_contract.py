@@ -108,6 +108,14 @@ class RanksContract:
         loop.run_until_complete(pool.stop())
 
     @pytest.fixture
+    def own_pool(self, loop):
+        """A pool for instances of one test; in the common one they would take the places of the pair."""
+        pool = LocalPool(64 << 20)
+        loop.run_until_complete(pool.start([f"{self.kind}-0", f"{self.kind}-1"]))
+        yield pool
+        loop.run_until_complete(pool.stop())
+
+    @pytest.fixture
     def cold(self, pair, pool):
         """Let both instances and the pool forget everything, now and when it is called."""
         forget_all(pair, pool)
@@ -271,12 +279,12 @@ class RanksContract:
         assert here.whole(prompts(5), PLAIN, TOKENS) == expected["plain"]
 
     def test_a_rank_that_cannot_read_its_part_costs_the_pool_and_no_token(
-        self, start, models, pool, prompts, expected
+        self, start, models, own_pool, prompts, expected
     ):
         def change(launch):
             return attrs.evolve(launch, instance=self.broken)
 
-        harness = start(models[0], kv_pool=pool, index=1, change=change, tensor_parallel=2)
+        harness = start(models[0], kv_pool=own_pool, index=1, change=change, tensor_parallel=2)
         assert harness.divided(prompts(5), PLAIN, TOKENS, chunk_tokens=40) == expected["plain"]
         assert harness.losses == []
         [degradation] = harness.degradations

@@ -1,4 +1,4 @@
-"""What owners of servers ask of them, and how answers may be wrong, by dialect."""
+"""Calls of owners to their servers, and answers that are wrong, by dialect."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class OwnerCalls(Protocol):
         """Return the calls that begin a fault, and those that end it; none where servers have no such."""
         ...
 
-    def spoil(self, answer: dict[str, Any], fault: str) -> None:
+    def change(self, answer: dict[str, Any], fault: str) -> None:
         """Change the answer to a chunk."""
 
 
 class VllmCalls:
-    """Those of ``vllm serve``, and of stand-ins for it."""
+    """The calls and answers of ``vllm serve``, and of stand-ins for it."""
 
     dialect = "vllm"
     generate = "/inference/v1/generate"
@@ -55,7 +55,7 @@ class VllmCalls:
                 return (("/reset_prefix_cache", {}),), ()
         return (), ()
 
-    def spoil(self, answer: dict[str, Any], fault: str) -> None:
+    def change(self, answer: dict[str, Any], fault: str) -> None:
         """See ``OwnerCalls``."""
         [choice] = answer["choices"]
         match fault:
@@ -73,7 +73,7 @@ class VllmCalls:
 
 
 class SglangCalls:
-    """Those of SGLang's servers."""
+    """The calls and answers of SGLang servers."""
 
     dialect = "sglang"
     generate = "/generate"
@@ -99,7 +99,7 @@ class SglangCalls:
                 return paused(("/flush_cache", {})), ()
         return (), ()
 
-    def spoil(self, answer: dict[str, Any], fault: str) -> None:
+    def change(self, answer: dict[str, Any], fault: str) -> None:
         """See ``OwnerCalls``."""
         found = answer["meta_info"]
         pairs = found["output_token_logprobs"]

@@ -172,9 +172,9 @@ class FaultyProxy:
             return response
         if fault == "garbage":
             answer = b"\x00" + answer
-        elif fault in SPOILT:
+        elif fault in CHANGED:
             found = json.loads(answer)
-            self.server.calls.spoil(found, fault)
+            self.server.calls.change(found, fault)
             answer = json.dumps(found).encode()
         return web.Response(status=status, body=answer, content_type="application/json")
 
@@ -187,7 +187,7 @@ class FaultyProxy:
             return answer.status, await answer.read()
 
 
-SPOILT = ("wrong id", "lost token", "more tokens", "bad token", "no choice")
+CHANGED = ("wrong id", "lost token", "more tokens", "bad token", "no choice")
 """What an answer that can be read may have wrong."""
 ANSWERS = (
     "503",
@@ -197,7 +197,7 @@ ANSWERS = (
     "twice",
     "slow",
     "garbage",
-    *SPOILT,
+    *CHANGED,
 )
 """What a proxy does to one chunk."""
 OWNED = ("weights in mid-chunk", "pause", "sleep", "cache reset")

@@ -65,11 +65,11 @@ class TestRanksOfSglang(RanksContract):
 
     @pytest.mark.long
     def test_a_rank_that_cannot_read_its_part_costs_the_pool_and_no_token(
-        self, start, models, pool, prompts, expected
+        self, start, models, own_pool, prompts, expected
     ):
         """See also ``test_sglang_ranked_pool``."""
         super().test_a_rank_that_cannot_read_its_part_costs_the_pool_and_no_token(
-            start, models, pool, prompts, expected
+            start, models, own_pool, prompts, expected
         )
 
     @pytest.mark.long
@@ -94,11 +94,11 @@ class TestRanksOfSglang(RanksContract):
         self.expect_all_to_end_together(pair)
 
     def test_experts_spread_over_ranks_change_no_token_and_no_choice_of_experts(
-        self, start, pool, tmp_path, prompts, moved
+        self, start, own_pool, tmp_path, prompts, moved
     ):
         expect_spread_experts_to_change_nothing(
             start,
-            pool,
+            own_pool,
             tmp_path,
             prompts(4),
             moved,

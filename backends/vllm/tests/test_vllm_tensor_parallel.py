@@ -78,6 +78,7 @@ class TestRanksOfVllm(RanksContract):
     def test_ranks_of_the_second_runner_write_the_same_and_go_on_with_the_kv_of_the_first(
         self, start_second, models, pair, pool, cold, prompts, expected, moved
     ):
+        pair[1].used_up = True  # the new one takes its place in the pool
         second = start_second(models[0], None, pool, 1, tensor_parallel=2)
         second.weight_version = pair[0].weight_version  # they share the KV of one version alone
         second.run(second.engine.update_weights(directory(models[0]), second.weight_version))
@@ -118,10 +119,10 @@ class TestRanksOfVllm(RanksContract):
     def test_a_worker_and_its_ranks_end_together(self, pair):
         self.expect_all_to_end_together(pair)
 
-    def test_experts_spread_over_ranks_change_no_token(self, start, pool, tmp_path, prompts, moved):
+    def test_experts_spread_over_ranks_change_no_token(self, start, own_pool, tmp_path, prompts, moved):
         spread = {"enable_expert_parallel": True}
         expect_spread_experts_to_change_nothing(
-            start, pool, tmp_path, prompts(4), moved, spread=spread, both={}
+            start, own_pool, tmp_path, prompts(4), moved, spread=spread, both={}
         )
 
     def test_quantised_experts_spread_over_ranks_of_a_cpu_are_refused(self, start, tmp_path):

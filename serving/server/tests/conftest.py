@@ -19,9 +19,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import Policies, Slot
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 60
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 TEMPLATE = """\
 {%- if tools %}<|im_start|>tools
@@ -42,6 +42,12 @@ TABLES = {
     "plugin": {"divided_rollout": {"chunk_tokens": 32}},
     "engine": {"sim": {"lengths": {"mean_tokens": 120.0}}},
 }
+
+
+@pytest.fixture(autouse=True)
+def slow_machine(monkeypatch):
+    """Have forms read for as long as a slow machine takes."""
+    monkeypatch.setattr("seer_server.structured_outputs.READ_S", PATIENCE_S)
 
 
 class Served:
