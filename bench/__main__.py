@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from bench import render
@@ -28,6 +29,7 @@ def main(arguments: list[str]) -> int:
         case ["stale"]:
             return render.stale()
         case [name, *_] if name in CASES:
+            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # servers end with it
             measure(arguments)
         case _:
             print(USAGE, file=sys.stderr)

