@@ -180,18 +180,9 @@ def _spent(usage: ServerUsage) -> dict[str, float]:
 
 def table(rows: Sequence[Row]) -> str:
     """Return one line for each arm."""
-    columns = [
-        "servers",
-        "KV",
-        "",
-        "same tokens",
-        "total, s",
-        "tail, s",
-        "chunks",
-        "moves",
-        "prompt tokens computed",
-    ]
-    columns += ["preemptions", "CPU of the servers, ms a token", "of the driver, ms a chunk"]
+    columns = ["servers", "KV", "", "same tokens", "total, s", "tail, s", "chunks", "moves"]
+    columns += ["prompt tokens computed", "preemptions"]
+    columns += ["CPU of the servers, ms a token", "of the driver, ms a chunk"]
     lines = []
     for row in rows:
         tokens, chunks = row["tokens"]["median"], row["chunks"]["median"]

@@ -65,6 +65,14 @@ def forget_all(pair, pool):
     pair[0].run(pool.clear())
 
 
+def pool_of_two(loop, kind):
+    """Yield a pool for two instances of an engine, and stop it."""
+    pool = LocalPool(64 << 20)
+    loop.run_until_complete(pool.start([f"{kind}-0", f"{kind}-1"]))
+    yield pool
+    loop.run_until_complete(pool.stop())
+
+
 def shared_by(*processes: int) -> set[str]:
     """Return the names of shared memory that processes use, and that would outlive them."""
     maps = [Path(f"/proc/{pid}/maps").read_text() for pid in processes]
@@ -102,18 +110,12 @@ class RanksContract:
     @pytest.fixture(scope="class")
     @classmethod
     def pool(cls, loop):
-        pool = LocalPool(64 << 20)
-        loop.run_until_complete(pool.start([f"{cls.kind}-0", f"{cls.kind}-1"]))
-        yield pool
-        loop.run_until_complete(pool.stop())
+        yield from pool_of_two(loop, cls.kind)
 
     @pytest.fixture
     def own_pool(self, loop):
         """A pool for instances of one test; in the common one they would take the places of the pair."""
-        pool = LocalPool(64 << 20)
-        loop.run_until_complete(pool.start([f"{self.kind}-0", f"{self.kind}-1"]))
-        yield pool
-        loop.run_until_complete(pool.stop())
+        yield from pool_of_two(loop, self.kind)
 
     @pytest.fixture
     def cold(self, pair, pool):

@@ -103,11 +103,7 @@ def vllm_server(site: Path, model: Path, log: Path, *more: str, **variables: str
     info = site / f"vllm-{version}+cpu.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
-    environment = {
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")])),
-        "TRANSFORMERS_OFFLINE": "1",
+    environment = _alone(site) | {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # or else the core starts yet another process, for a worker
         "VLLM_NO_USAGE_STATS": "1",
@@ -128,14 +124,9 @@ def sglang_server(model: Path, log: Path, *more: str) -> ServerProcess:
     python = interpreter()
     if python is None:
         pytest.skip("SGLang is not installed")
-    site = Path(__file__).parent / "sglang_on_cpu"
-    environment = {
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")])),
+    environment = _alone(Path(__file__).parent / "sglang_on_cpu") | {
         "SGLANG_USE_CPU_ENGINE": "1",
         "TORCHDYNAMO_DISABLE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
     }
     flags = (
         "--device cpu --attention-backend torch_native --sampling-backend pytorch --disable-overlap-schedule"
@@ -144,3 +135,13 @@ def sglang_server(model: Path, log: Path, *more: str) -> ServerProcess:
     flags += " --dtype float32 --enable-deterministic-inference --enable-cache-report"
     command = [python, "-m", "sglang.launch_server", "--model-path", str(model), *flags.split(), *more]
     return ServerProcess(command, environment, log, "/ready")
+
+
+def _alone(site: Path) -> dict[str, str]:
+    """Return variables of a server with one thread that downloads nothing, with ``site`` on its path."""
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")])),
+        "TRANSFORMERS_OFFLINE": "1",
+    }
