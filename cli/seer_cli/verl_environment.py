@@ -27,7 +27,7 @@ SETUP = FROM_CHECKOUT if in_checkout() else FROM_WHEELS
 def examine_verl(python: Path) -> Check:
     """Look into the environment of verl, which excludes that of Seer's engines."""
     if not os.access(python, os.X_OK):
-        finding = f"no environment of verl's at {python.parent.parent}; only who trains with verl needs it"
+        finding = f"no environment of verl's at {python.parent.parent}; only training with verl needs it"
         return Check("verl", True, finding, SETUP)
     try:
         found = versions_under(python, NEEDED)

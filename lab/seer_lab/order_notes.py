@@ -22,7 +22,7 @@ ADDS = {
 
 NOTHING_PREEMPTED = "nothing was preempted, so chunks had little to save"
 LATE = "what chunks saved did not make up for a long response that ended late"
-UNFORETOLD = "lengths so far foretold too little of those to come, or a long group came late all the same"
+UNPREDICTED = "the lengths so far predicted the others badly, or a long group came late all the same"
 
 
 def about_rows(rows: Sequence[TableRow]) -> Iterator[str]:
@@ -54,5 +54,5 @@ def _is_below(row: TableRow, base: TableRow) -> bool:
 
 def _why(name: str, base: TableRow) -> str:
     if name != "divided":
-        return UNFORETOLD
+        return UNPREDICTED
     return LATE if any(run.summary.preemptions for run in base.runs) else NOTHING_PREEMPTED
