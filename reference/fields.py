@@ -19,7 +19,7 @@ BOUNDLESS = 1e100
 """The bound that stands for none; see ``seer_core.plugins.config_types``."""
 
 UNITS = {
-    "_bytes_per_s": "bytes per second",
+    "bytes_per_s": "bytes per second",
     "_bytes_per_token": "bytes per token",
     "_tokens_per_s": "tokens per second",
     "_s_per_token": "seconds per token",
@@ -29,7 +29,6 @@ UNITS = {
     "_bytes": "bytes",
     "_tokens": "tokens",
     "_s": "seconds",
-    "bytes_per_s": "bytes per second",
 }
 """Units by the end of a name, which has its unit in it."""
 

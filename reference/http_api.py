@@ -20,8 +20,8 @@ INTRODUCTION = """\
 `seer serve` speaks JSON over HTTP. `make reference` writes the same as OpenAPI 3.1 into `build/openapi.json`.
 A server with a token answers only requests with `Authorization: Bearer TOKEN`, or with the token as the
 password of `Authorization: Basic`; `/health` needs none, and with `--open-completions`
- neither do completions, chats and models. A route that needs no token, `/health` apart,
-is answered only to and from localhost. An unknown key of a body is refused."""
+neither do completions, chats and models. A route that needs no token, except `/health`, is answered only to
+and from localhost. An unknown key of a body is refused."""
 
 
 def page() -> Page:
@@ -43,7 +43,7 @@ def page() -> Page:
                     found.add(f"Keys of `{field.name}`. {markdown(field.struct.__doc__ or '')}")
                     found.fields(field.struct)
         if operation.query:
-            found.add("The body is a file of safetensors.")
+            found.add("The body is one or more files of safetensors, one right after the other.")
         found.add(f"Answer: {operation.answer}")
     found.flaws += [
         f"reference.http_answers.OPERATIONS has {method} {path}, and the server does not: remove it"

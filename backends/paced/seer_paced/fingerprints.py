@@ -28,8 +28,8 @@ WORD_BYTES = 8
 class WrongKVError(EngineError):
     """A block holds something else than the KV that was computed for its text.
 
-    Remedy: the KV pool or the engine's adapter mixed up blocks; mend it, for a real engine would compute
-    wrong tokens.
+    Remedy: the KV pool or the engine's adapter mixed up blocks; mend it, because a real engine
+    would compute wrong tokens.
     """
 
 

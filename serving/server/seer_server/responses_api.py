@@ -59,7 +59,7 @@ Included = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-"""Parts of an answer that OpenAI's clients ask for; all but the first are of outputs that are never here."""
+"""Parts of an answer that OpenAI's clients ask for; all but the first belong to outputs that are never here."""
 
 
 class ResponsesTool(msgspec.Struct, frozen=True):
@@ -128,7 +128,7 @@ class ResponsesRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, 
     """Options of the text, such as its form."""
     include: list[Included] | None = None
     """With ``message.output_text.logprobs`` the text has log-probs of its tokens, and of as many others as
-    ``top_logprobs`` says. The other parts that OpenAI has are of outputs that there are none of here.
+    ``top_logprobs`` says. OpenAI's other values add nothing.
     """
     stream: bool | None = None
     """Whether the text is sent as server-sent events while it is written."""

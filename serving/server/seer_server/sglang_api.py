@@ -139,8 +139,8 @@ class SglangRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     timeout_s: float | None = None
     """Responses that are not over so long after their submission are aborted; a field of Seer's."""
     attachments: dict[str, Any] | None = None
-    """Further fields that go to servers unread. In front of SGLang's servers all fields are that which Seer
-    does not have, those of ``sampling_params`` among them.
+    """Further fields that go to servers unread. In front of SGLang's servers all fields that Seer does not
+    have count as such, also those of ``sampling_params``.
     """
 
     @property

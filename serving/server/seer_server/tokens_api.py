@@ -95,8 +95,8 @@ class TokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     request_id: str | None = None
     """The id by which the request can be aborted, and that the answer has."""
     attachments: dict[str, Any] | None = None
-    """Further fields that go to servers unread, as in completions. In front of vLLM's servers all fields are
-    that which Seer does not have, those of ``sampling_params`` among them: images, adapters, and so on.
+    """Further fields that go to servers unread, as in completions. In front of vLLM's servers all fields that
+    Seer does not have count as such, also those of ``sampling_params``: images, adapters, and so on.
     """
 
     def completion(self) -> CompletionRequest:
