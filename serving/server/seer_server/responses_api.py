@@ -59,7 +59,7 @@ Included = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-"""Parts of an answer that OpenAI's clients ask for; all but the first belong to outputs that are never here."""
+"""Parts of an answer that OpenAI's clients ask for; all but the first are of outputs that Seer lacks."""
 
 
 class ResponsesTool(msgspec.Struct, frozen=True):
