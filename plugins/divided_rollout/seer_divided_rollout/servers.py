@@ -34,7 +34,7 @@ ON_ITS_WAY_S = 0.02
 SLOWER = 1.5
 """A response leaves for a server whose steps take so many times less time, at least."""
 PAYS = 2.0
-"""It has to save so many times as much time as its prefill takes, for both are estimates."""
+"""It has to save so many times as much time as its next chunk takes to begin, for both are estimates."""
 
 
 def keeps_whole(info: InstanceInfo) -> bool:
@@ -67,8 +67,16 @@ class Server:
     ending: set[Request] = attrs.Factory(set)
     report: tuple[int, int, float] = (0, 0, 0.0)
     chosen: int = 0
+    timed: bool = False
+    """Whether the time of its steps is that under load, by reports or by a chunk."""
+    by_chunk: bool = False
+    """Whether it has been timed by a chunk, which is more exact than by reports."""
     measured: bool = True
     """Whether its steps have been timed since a response was sent away from here for their sake."""
+    begun_s: float = 0.0
+    """When the first response was sent here."""
+    leaving: tuple[Request, Server] | None = None
+    """The last response that was to end here for the sake of another server, and that one."""
 
     @property
     def free_tokens(self) -> float:
@@ -76,8 +84,9 @@ class Server:
         return self.status.info.kv_capacity_tokens - self.begun_tokens - len(self.sent) * self.steps
 
     def move(self, now_s: float) -> None:
-        """Take in the steps up to now."""
-        self.steps += (now_s - self.now_s) / self.step_s
+        """Take in the steps up to now; before they have been timed, reports alone add some."""
+        if self.timed:
+            self.steps += (now_s - self.now_s) / self.step_s
         self.now_s = now_s
 
     def prompt_tokens(self, request: Request) -> int:
@@ -92,6 +101,8 @@ class Server:
     def add(self, request: Request) -> None:
         """Take in a request that is sent here now."""
         group = request.group
+        if not self.sent and not self.steps:
+            self.begun_s = self.now_s
         self.begun_tokens += self.needed(request) - self.steps
         self.sent[request] = Sent(self.now_s, self._own_tokens(request), self.steps)
         self.prompts[group.seq] = self.prompts.get(group.seq, 0) + 1
@@ -109,8 +120,9 @@ class Server:
             self.begun_tokens -= self.status.prompt_kv_tokens(request.group)
         self.ending.discard(request)
         if finished is not None and finished.tokens >= FEWEST_TOKENS:
-            self.step_s += RECENT * ((self.now_s - sent.at_s) / finished.tokens - self.step_s)
-            self.measured = True
+            share = RECENT if self.by_chunk else 1.0
+            self.step_s += share * ((self.now_s - sent.at_s) / finished.tokens - self.step_s)
+            self.measured = self.timed = self.by_chunk = True
 
     def correct(self, running: int, waiting: int, usage: float) -> None:
         """Take in a report: what is in use, by other clients too, and how many the server has stopped."""
@@ -119,12 +131,27 @@ class Server:
         self.report = running, waiting, usage
         used = usage * self.status.info.kv_capacity_tokens
         newest = list(reversed(self.sent))
-        used += sum(self.own_kv(request) for request in newest[:waiting])
-        for request in newest[waiting:]:
-            if self.sent[request].at_s <= self.now_s - ON_ITS_WAY_S:
+        stopped, others = newest[:waiting], newest[waiting:]
+        if others and not self.by_chunk and self._has_begun(others[0]):
+            self._time(used, stopped)
+        used += sum(map(self.own_kv, stopped))
+        for request in others:
+            if self._has_begun(request):
                 break
             used += self.sent[request].tokens
         self.begun_tokens = used - len(self.sent) * self.steps
+
+    def _has_begun(self, request: Request) -> bool:
+        """Return whether a report of now has a request for sure."""
+        return self.sent[request].at_s <= self.now_s - ON_ITS_WAY_S
+
+    def _time(self, used: float, stopped: Sequence[Request]) -> None:
+        """Time the steps since the first response by the KV tokens that those use which are not stopped."""
+        reckoned = self.begun_tokens + len(self.sent) * self.steps - sum(map(self.own_kv, stopped))
+        self.steps += (used - reckoned) / (len(self.sent) - len(stopped))
+        if self.steps >= FEWEST_TOKENS:
+            self.step_s = (self.now_s - self.begun_s) / self.steps
+            self.timed = True
 
     def written(self, request: Request) -> float:
         """Return how many tokens a request has written here, about."""
@@ -141,7 +168,17 @@ class Server:
         """
         tokens = request.generated_tokens + self.written(request)
         left = request.group.estimate_tokens - tokens
-        return left if left > 0 else tokens
+        return min(left if left > 0 else tokens, request.group.max_tokens - tokens)
+
+    def cost_s(self, request: Request, tokens: float) -> float:
+        """Return how long the next chunk of a request with so many tokens of context takes to begin here."""
+        info = self.status.info
+        return info.chunk_gap_s + (tokens - self.prompt_tokens(request)) * info.prefill_s_per_token
+
+    def frees(self, request: Request) -> bool:
+        """Return whether a request's end frees KV for longer than it takes to compute that again."""
+        tokens = request.context_tokens + self.written(request)
+        return self.left(request) * self.step_s > PAYS * self.cost_s(request, tokens)
 
     def divisible(self, oldest: bool = False) -> Iterator[Request]:
         """Iterate over those that may be ended, the newest first, and over the ``oldest`` if asked to.
@@ -209,8 +246,9 @@ class Servers:
     def place(self, request: Request) -> Placement | None:
         """Return the server for a request, or None while none lets it in."""
         best, most = None, (0.0, 0)
+        faster = self._faster_for(request)
         for server in self._servers.values():
-            if server.status.free_slots > 0:
+            if server.status.free_slots > 0 and (faster is None or server is faster):
                 server.move(self._now_s)
                 worth = server.free_tokens + server.prompt_tokens(request), -server.chosen
                 if best is None or worth > most:
@@ -224,10 +262,20 @@ class Servers:
         why = "home" if request.instance == best.status.id else "apart" if request.instance else "new"
         return Placement(best.status, "only" if len(self._servers) == 1 else why, 1)
 
+    def _faster_for(self, request: Request) -> Server | None:
+        """Return the server for which a response has been ended, if it still has a place."""
+        for server in self._servers.values():
+            if server.leaving is not None and server.leaving[0] is request:
+                faster, server.leaving = server.leaving[1], None
+                has_place = faster.status.free_slots > 0 and faster in self._servers.values()
+                return faster if has_place and self._admits(faster, request) else None
+        return None
+
     def _admits(self, server: Server, request: Request) -> bool:
-        needed, running = server.needed(request), server.status.running
-        missed = running * needed * server.status.info.prefill_s_per_token / server.step_s
-        return not running or server.free_tokens - needed >= MARGIN * running * missed
+        needed, running, info = server.needed(request), server.status.running, server.status.info
+        missed = running * needed * info.prefill_s_per_token / server.step_s
+        gap = info.chunk_gap_s / server.step_s if request.generated_tokens else 0.0
+        return not running or server.free_tokens - needed >= running * (MARGIN * missed + gap)
 
     def to_end(self) -> Iterable[Request]:
         """Return the requests whose chunks are to end now."""
@@ -238,6 +286,8 @@ class Servers:
             if missing <= 0:
                 continue
             for request in sorted(server.divisible(), key=server.left):
+                if not server.frees(request):
+                    continue
                 server.ending.add(request)
                 found.append(request)
                 missing -= server.own_kv(request)
@@ -250,19 +300,19 @@ class Servers:
     def _to_faster(self) -> Sequence[Request]:
         """Return the request that saves most time on a server with shorter steps, while none waits."""
         for server in self._servers.values():
-            if not server.measured or server.ending:
+            if not (server.timed and server.measured) or server.ending:
                 continue
-            faster = [each for each in self._servers.values() if each.step_s * SLOWER < server.step_s]
+            timed = [each for each in self._servers.values() if each.timed]
+            faster = [each for each in timed if each.step_s * SLOWER < server.step_s]
             if not faster or not (here := list(server.divisible(oldest=True))):
                 continue
             request = max(here, key=server.left)
             best = max(faster, key=lambda each: each.free_tokens)
             tokens = request.context_tokens + server.written(request)
-            needs = tokens - best.prompt_tokens(request)
-            cost_s = needs * best.status.info.prefill_s_per_token
             saved_s = server.left(request) * (server.step_s - best.step_s)
-            if best.status.free_slots > 0 and best.free_tokens > needs and saved_s > PAYS * cost_s:
+            has_place = best.status.free_slots > 0 and best.free_tokens > tokens - best.prompt_tokens(request)
+            if has_place and saved_s > PAYS * best.cost_s(request, tokens):
                 server.ending.add(request)
-                server.measured = False
+                server.measured, server.leaving = False, (request, best)
                 return [request]
         return []

@@ -2,6 +2,7 @@
 
 import pytest
 from seer_divided_rollout import KvAware
+from seer_divided_rollout.servers import Server
 from seer_divided_rollout.splitter import AffordableChunks, Chunks
 from seer_testing.harness import SchedulerHarness
 
@@ -34,6 +35,12 @@ class Cluster(SchedulerHarness):
         """Report, and return the requests that are to end."""
         commands = self.handle(InstanceReported(name, running, waiting, usage))
         return [each.request_id for each in commands if isinstance(each, EndChunk)]
+
+    def write(self, name: str, running: int, steps: int, per_event: float = 1.0) -> None:
+        """Report so many steps of some responses, which share a prompt of ten tokens."""
+        for step in range(1, steps + 1):
+            used = 10 + running * step * per_event
+            assert not self.report(name, running, 0, used / self.instances[name].kv_capacity_tokens)
 
 
 def sent(commands):
@@ -68,11 +75,11 @@ def test_a_response_is_sent_whole_and_ends_where_its_server_runs_short():
     cluster = Cluster()
     cluster.serve("a")
     assert {each.max_tokens for each in sent(cluster.group("g", n=4, max_tokens=500)).values()} == {500}
-    assert cluster.report("a", 4, 0, 0.5) == []
-    assert cluster.report("a", 3, 1, 0.99) == ["g/3"], "the server has stopped the newest"
-    assert cluster.report("a", 3, 1, 0.999) == [], "it is to end already"
-    assert sent(cluster.finish("g/3", 5)) == {}, "it waits: there is no room yet"
-    assert sent(cluster.finish("g/0", 240, stopped=True))["g/3"].max_tokens == 495
+    cluster.write("a", 4, 240)
+    ended = [key for step in range(241, 260) for key in cluster.report("a", 3, 1, (10 + 3 * step) / 1000)]
+    assert ended == ["g/3"], "the server has stopped the newest, and it ends once"
+    assert sent(cluster.finish("g/3", 236)) == {}, "it waits: there is no room yet"
+    assert sent(cluster.finish("g/0", 244, stopped=True))["g/3"].max_tokens == 264
 
 
 def test_those_end_that_have_the_least_to_write():
@@ -102,22 +109,73 @@ def test_at_the_level_distributed_responses_are_ended():
     assert cluster.report("a", 3, 1, 0.99) == ["g/3"]
 
 
-def test_the_longest_leaves_a_slow_server_once_nothing_waits():
+def slow_and_fast() -> tuple[Cluster, list[str], list[str]]:
+    """Return two servers, and the four responses that each has had for eight seconds."""
     cluster = Cluster()
-    cluster.serve("slow")
-    cluster.serve("fast")
+    cluster.serve("slow", 2000)
+    cluster.serve("fast", 2000)
     cluster.group("g", n=8, max_tokens=1000)
     here = [key for key, chunk in cluster.in_flight.items() if chunk.instance_id == "slow"]
     there = [key for key in cluster.in_flight if key not in here]
     assert len(here) == len(there) == 4
-    for _ in range(32):
-        cluster.report("fast", 4, 0, 0.1)
-    leaving = []
-    for request in there[:3]:  # their steps took 0.03 s, by the time since they were sent
-        commands = cluster.finish(request, 290, stopped=True)
-        leaving += [each.request_id for each in commands if isinstance(each, EndChunk)]
-    assert leaving == [here[-1]], "one at a time, until the slow server has been timed again"
-    assert sent(cluster.finish(leaving[0], 30))[leaving[0]].instance_id == "fast"
+    cluster.write("fast", 4, 32, 8.0)
+    return cluster, here, there
+
+
+def leaving(cluster: Cluster, ended: list[str]) -> list[str]:
+    """End responses of which each step took 0.03 s, and return those that leave their server then."""
+    commands = [each for key in ended for each in cluster.finish(key, 290, stopped=True)]
+    return [each.request_id for each in commands if isinstance(each, EndChunk)]
+
+
+def test_the_longest_leaves_a_slow_server_once_nothing_waits():
+    cluster, here, there = slow_and_fast()
+    left = cluster.report("slow", 4, 0, (10 + 4 * 33) / 2000)
+    assert left == [here[-1]]
+    assert leaving(cluster, there[:3]) == [], "one at a time, until the slow server has been timed again"
+    assert sent(cluster.finish(left[0], 30))[left[0]].instance_id == "fast"
+
+
+def test_no_response_leaves_for_a_time_that_no_load_has_shown():
+    cluster, _, there = slow_and_fast()
+    assert leaving(cluster, there[:3]) == [], "the slow server's time is that of a request alone"
+
+
+def test_a_response_has_no_more_to_come_than_its_limit():
+    group = GroupContext("g", 0, 2, prompt_tokens=10, max_tokens=100)
+    group.finished, group.longest_finished_tokens = 1, 60
+    request = Request(group, 0)
+    server = Server(InstanceStatus(InstanceInfo("a", 1000, 1, 8, 1000), 0), 0.25, 0.0)
+    server.add(request)
+    assert server.left(request) == 60
+    server.move(9.0)
+    server.correct(1, 0, 0.1)
+    assert server.left(request) == 10
+
+
+def test_a_response_goes_to_the_server_for_which_it_was_ended():
+    cluster, _, there = slow_and_fast()
+    [left] = cluster.report("slow", 4, 0, (10 + 4 * 33) / 2000)
+    leaving(cluster, there[:3])
+    cluster.report("fast", 1, 0, 0.7)
+    assert sent(cluster.finish(left, 30))[left].instance_id == "fast", "though less is free there"
+
+
+def test_a_report_corrects_steps_and_their_time_until_a_chunk_has_timed_them():
+    server = Server(InstanceStatus(InstanceInfo("a", 1000, 1, 8, 1000), 0), 0.25, 0.0)
+    group = GroupContext("g", 0, 4, prompt_tokens=10, max_tokens=100)
+    requests = [Request(group, index) for index in range(4)]
+    for request in requests:
+        server.add(request)
+    server.move(8.0)
+    assert server.written(requests[0]) == 0, "no load has shown how long a step takes"
+    server.correct(4, 0, (40 + 4 * 16) / 1000)
+    assert server.written(requests[0]) == pytest.approx(16)
+    server.move(9.0)
+    assert server.written(requests[0]) == pytest.approx(18)
+    server.correct(2, 2, (20 + 2 * 36) / 1000)
+    assert [server.written(each) for each in requests] == pytest.approx([36] * 4)
+    assert server.free_tokens == pytest.approx(1000 - 40 - 4 * 36)
 
 
 def test_other_instances_keep_their_chunks():
