@@ -22,7 +22,7 @@ ADDS = {
 
 NOTHING_PREEMPTED = "nothing was preempted, so chunks had little to save"
 LATE = "what chunks saved did not make up for a long response that ended late"
-UNPREDICTED = "the lengths so far predicted the others badly, or a long group came late all the same"
+UNPREDICTED = "lengths so far predicted the others badly, or a long group came late all the same"
 
 
 def about_rows(rows: Sequence[TableRow]) -> Iterator[str]:

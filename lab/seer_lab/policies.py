@@ -47,15 +47,19 @@ POLICIES: Mapping[str, PolicySet] = {
             shares_kv=False,
         ),
         PolicySet("divided", ("divided_rollout",), "chunks, first come first served"),
-        PolicySet("no-context", ("divided_rollout",), "the same: divided rollout that learns nothing"),
+        PolicySet("no-context", ("divided_rollout",), "the same as divided: it learns nothing"),
         PolicySet(
-            "context", ("divided_rollout", "context_sched"), "and groups longest first, by their probes"
+            "context", ("divided_rollout", "context_sched"), "chunks, probes first, then the longest groups"
         ),
-        PolicySet("seer", ("divided_rollout", "context_sched", "grouped_spec"), "and drafts from the group"),
+        PolicySet(
+            "seer",
+            ("divided_rollout", "context_sched", "grouped_spec"),
+            "the same as context, and drafts from the group",
+        ),
         PolicySet(
             "oracle",
             ("divided_rollout", "oracle_longest_first"),
-            "longest first by true lengths",
+            "chunks, longest first by true lengths",
             has_lengths=True,
         ),
         PolicySet(
@@ -68,7 +72,7 @@ POLICIES: Mapping[str, PolicySet] = {
         PolicySet(
             "streamrl-oracle+sd",
             ("streamrl_oracle", "vanilla_sd"),
-            "and drafts without group context",
+            "whole groups in buckets by true length, and drafts without group context",
             has_lengths=True,
             shares_kv=False,
         ),
@@ -118,7 +122,7 @@ POLICIES: Mapping[str, PolicySet] = {
         PolicySet(
             "posterior+sd",
             ("divided_rollout", "length_posterior", "grouped_spec"),
-            "and drafts from the group",
+            "the same as posterior, and drafts from the group",
         ),
         PolicySet(
             "history",
