@@ -41,7 +41,7 @@ class PoolStats(msgspec.Struct, frozen=True):
     used_bytes: int = 0
     """The memory that is in use now."""
     asked_blocks: int = 0
-    """The keys given to ``KVStore.find``, those behind a missing one too; ``lacks`` and ``get`` do not count.
+    """The keys given to ``KVStore.find``, those after a missing one too; ``lacks`` and ``get`` do not count.
     """
     hit_blocks: int = 0
     """The blocks that ``KVStore.find`` found."""
