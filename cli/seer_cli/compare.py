@@ -64,7 +64,7 @@ FIXED_WORK_TITLE = "fixed work in the workers, s"
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), help="Directory that keeps finished arms."
 )
-@click.option("--resume", is_flag=True, help="Leave out the arms in --out that have finished; begin if there is none.")
+@click.option("--resume", is_flag=True, help="Skip the arms in --out that have finished, or begin.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per arm.")
 @REPORT_OPTION
 @DASHBOARD_OPTION
