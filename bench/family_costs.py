@@ -2,7 +2,7 @@
 
 Tiny models of each family, as in the case `models`. Two instances write responses to prompts of 480 tokens,
 in chunks that end one token after a block's end, as `divided_rollout` ends them by default. Every chunk
-moves with a pool of the machine's memory, or moves without one, or stays. What a move takes is the processor
+moves with a pool of the machine's memory, or moves without one, or stays. The cost of a move is the processor
 time of the engines' processes, less that of chunks that stay: to save the KV, to fetch it, or to compute it
 again. An instance keeps what it had of a response two chunks before, so a move fetches the rest. On a GPU
 times are others. A second figure is of chunks that stay and end within a block. At last an instance with
