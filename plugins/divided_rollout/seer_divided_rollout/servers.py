@@ -285,9 +285,7 @@ class Servers:
             missing = -server.free_tokens - sum(map(server.own_kv, server.ending))
             if missing <= 0:
                 continue
-            for request in sorted(server.divisible(), key=server.left):
-                if not server.frees(request):
-                    continue
+            for request in sorted(filter(server.frees, server.divisible()), key=server.left):
                 server.ending.add(request)
                 found.append(request)
                 missing -= server.own_kv(request)
@@ -302,8 +300,8 @@ class Servers:
         for server in self._servers.values():
             if not (server.timed and server.measured) or server.ending:
                 continue
-            timed = [each for each in self._servers.values() if each.timed]
-            faster = [each for each in timed if each.step_s * SLOWER < server.step_s]
+            others = self._servers.values()
+            faster = [each for each in others if each.timed and each.step_s * SLOWER < server.step_s]
             if not faster or not (here := list(server.divisible(oldest=True))):
                 continue
             request = max(here, key=server.left)
