@@ -86,11 +86,6 @@ TRAINED = (
 """The families that frameworks name most."""
 TECHNIQUES = ("divided_rollout", "context_sched")
 NOT_STARTED = re.compile(r"^instance .[a-z]+-0. did not start: ")
-ROUNDS_OTHERWISE = (
-    "vLLM computes gated delta nets on a CPU in bfloat16 alone. A prefill of tokens that are computed again"
-    " rounds otherwise than the steps that wrote them; with a pool none are, where chunks end with blocks."
-    " The instance's self-test finds it, and its exactness is `reproducible`."
-)
 MIXERS = ("Nemotron-H", "Falcon-H1")
 BATCHES = "On a CPU what vLLM computes of this family depends on the batch."
 IMAGE_SIZES = ((60, 80), (200, 100), (90, 90))
@@ -465,7 +460,7 @@ def table(rows: Sequence[Row]) -> str:
         if found.startswith("refused: "):
             text, note = "refused", found.removeprefix("refused: ")
         elif found.endswith("differ"):
-            note = ROUNDS_OTHERWISE if FAMILIES[row["family"]].dtype == "bfloat16" else BATCHES
+            note = BATCHES
         if row["family"] in MIXERS and row["engine"] == "vllm" and note:
             note = f"vLLM's Mamba-2 mixer fails on a CPU: {note}"
         if note and note not in notes:

@@ -43,6 +43,10 @@ class WorkerExtension:
             from seer_vllm import cpu_experts
 
             cpu_experts.install()
+        if current_platform.is_cpu() and self.vllm_config.model_config.is_hybrid:
+            from seer_vllm import cpu_delta_nets
+
+            cpu_delta_nets.install()
         if self.vllm_config.use_v2_model_runner:
             internals.check_second_runner(runner)
             self._seer_sampler = second_runner_sampling.install(runner)

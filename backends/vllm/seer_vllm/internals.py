@@ -45,6 +45,7 @@ PROOF = "nothing proves that a layer answers by the weights just loaded"
 SPLIT = "verifying short drafts on a CPU costs three times as much"
 VERIFIED = "drafts are not verified by key"
 EXPERTS = "a rank on a CPU takes its experts for all"
+STATES = "the responses of gated delta nets on a CPU depend on the batch"
 PIECES = "responses that stream come at the ends of chunks"
 RAGGED = "the drafts of a step have no common length, and steps no full CUDA graph"
 UNDRAFTED = "there are no drafts"
@@ -58,6 +59,8 @@ _VERIFIER = "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _DRAFTS = "vllm.v1.spec_decode.metadata:SpecDecodeMetadata"
 _ATTENTION = "vllm.v1.attention.backend:CommonAttentionMetadata"
+_DELTA_NETS = "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention"
+_POSITIONS = "vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadata"
 _LINEAR = "vllm.model_executor.layers.linear:UnquantizedLinearMethod"
 _HEAD = "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod"
 _REGISTRY = "vllm.model_executor.models.registry"
@@ -162,6 +165,45 @@ ON_CPU = (
             "block_table_tensor",
             "max_query_len",
             "causal",
+        )
+    ),
+    Name(
+        _DELTA_NETS,
+        "_cpu_gdn_attention_nonspec",
+        STATES,
+        ("layer", "attn_metadata_i", "mixed_qkv", "b", "a", "core_attn_out"),
+    ),
+    Name(_DELTA_NETS, "is_arm_bf16", STATES, ()),
+    Name("torch.cpu", "_is_avx512_bf16_supported", STATES, ()),
+    Name(
+        "vllm._custom_ops",
+        "fused_sigmoid_gating_delta_rule_update_spec_cpu",
+        STATES,
+        (
+            "A_log",
+            "dt_bias",
+            "q",
+            "k",
+            "v",
+            "a",
+            "b",
+            "initial_state_source",
+            "spec_state_indices",
+            "num_accepted_tokens",
+            "cu_seqlens",
+            "use_qk_l2norm_in_kernel",
+        ),
+    ),
+    *(
+        Name(_POSITIONS, name, STATES)
+        for name in (
+            "num_decodes",
+            "num_decode_tokens",
+            "num_prefills",
+            "num_prefill_tokens",
+            "has_initial_state",
+            "non_spec_state_indices_tensor",
+            "non_spec_query_start_loc",
         )
     ),
     Name(

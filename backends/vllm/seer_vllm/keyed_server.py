@@ -159,6 +159,7 @@ def _prepare(params: SamplingParams, request_id: str, prompt_tokens: int) -> Non
 
 def _install_first(runner: Any) -> None:
     from vllm.logger import init_logger
+    from vllm.platforms import current_platform
 
     from seer_core.errors import EngineError
     from seer_vllm import internals, sampling
@@ -201,6 +202,10 @@ def _install_first(runner: Any) -> None:
             return super()._seeds_on(device)
 
     sampling.install(runner, (), ServerSampler)
+    if current_platform.is_cpu() and runner.vllm_config.model_config.is_hybrid:
+        from seer_vllm import cpu_delta_nets
+
+        cpu_delta_nets.install()
     _install_first_drafts(runner)
     init_logger("vllm.seer").info("Seer: vLLM's first model runner samples by key")
 

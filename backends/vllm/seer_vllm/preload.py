@@ -34,6 +34,7 @@ ANYWHERE = (
 """Modules that bring along all others which vLLM has imported once an engine is ready."""
 ON_CPU = (
     "seer_vllm.cpu_attention",
+    "seer_vllm.cpu_delta_nets",
     "seer_vllm.cpu_experts",
     "vllm.v1.attention.backends.cpu_attn",
     "vllm.v1.worker.cpu_worker",

@@ -53,7 +53,7 @@ def test_states_and_attention_move_with_a_pool(start, make_pool, tmp_path, promp
     pool = make_pool(64 << 20)
     settings = {"dtype": FAMILIES[name].dtype, "tensor_parallel": ranks, "kv_cache_bytes": 16 << 20}
     pair = [start(model, None, pool, index, **settings) for index in range(2)]
-    assert {each.info.exactness for each in pair} == {"reproducible"}  # a prefill rounds otherwise
+    assert {each.info.exactness for each in pair} == {"exact"}
     block = pair[0].info.block_tokens
     some = [text[: block + 1] for text in texts(prompts, 2 * ranks, block + 1)]
     expected = pair[0].whole(some, GOING_ON, (1 + ranks) * block)
@@ -62,3 +62,25 @@ def test_states_and_attention_move_with_a_pool(start, make_pool, tmp_path, promp
     for number, outputs in enumerate(rounds[1:], 2):
         assert {output.pool_tokens for output in outputs} == {number * block}
         assert {output.prefilled_tokens for output in outputs} == {1}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Qwen3.5", *(pytest.param(each, marks=pytest.mark.long) for each in ("Qwen3-Next", "Qwen3.5-MoE"))],
+)
+def test_neither_a_steps_budget_nor_a_move_changes_what_states_lead_to(start, tmp_path, prompts, moved, name):
+    model = write_family(tmp_path, name, 1, TOKENIZER)
+    settings = {"dtype": FAMILIES[name].dtype, "kv_cache_bytes": 64 << 20, "max_model_tokens": 640}
+    pair = [
+        start(model, None, None, index, max_batched_tokens=budget, **settings)
+        for index, budget in enumerate((2048, 200))
+    ]
+    assert {each.info.exactness for each in pair} == {"exact"}
+    # The second prefills most of these in pieces, which end where the others leave room.
+    many = [text for tokens in (1, 70, 131, 300, 490) for text in texts(prompts, 2, tokens)]
+    expected = pair[0].whole(many, GOING_ON, 60)
+    assert pair[1].whole(many, GOING_ON, 60) == expected
+    assert pair[1].whole(many[:3], GOING_ON, 60) == expected[:3]
+    responses, rounds = moved(pair, many, GOING_ON, 60, 25)
+    assert responses == expected
+    assert sum(output.prefilled_tokens for output in rounds[1]) > 25 * len(many)
