@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -15,6 +16,10 @@ ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t
 """Of strings in xgrammar's EBNF."""
 
 
+WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
+"""The time and the place in its own source that xgrammar writes before a reason."""
+
+
 def compile_grammar(form: StructuredOutputs, compiler: Any) -> Any:
     """Return a form as an ``xgrammar.CompiledGrammar``, by an ``xgrammar.GrammarCompiler``.
 
@@ -24,7 +29,8 @@ def compile_grammar(form: StructuredOutputs, compiler: Any) -> Any:
     try:
         return _compile(form, compiler)
     except Exception as error:  # the library's errors are RuntimeErrors of several kinds
-        raise ValueError(f"structured_outputs is no grammar: {one_line(error)}; correct it") from error
+        reason = WHERE.sub("", one_line(error)).rstrip(".")
+        raise ValueError(f"structured_outputs is no grammar: {reason}; correct it") from error
 
 
 def _compile(form: StructuredOutputs, compiler: Any) -> Any:

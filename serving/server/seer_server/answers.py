@@ -63,6 +63,16 @@ class Answer:
         self.counts = options is not None and bool(options.include_usage)
         self._counts_each = options is not None and self.counts and bool(options.continuous_usage_stats)
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The request's own names for fields of completions that it has under others."""
+        found = {"group_id": "group"}
+        if self._asked.response_format is not None:
+            found["structured_outputs"] = "response_format"
+        if getattr(self._asked, "max_completion_tokens", None) is not None:
+            found["max_tokens"] = "max_completion_tokens"
+        return found
+
     def whole(self, parts: Sequence[Part], numbers: dict[str, int], weight_version: int) -> dict[str, Any]:
         """Return the body with all responses; ``numbers`` are its usage."""
         name = "chat.completion" if self._chat else "text_completion"

@@ -42,6 +42,7 @@ from seer_server.http import (
     Handler,
     Refused,
     Stream,
+    by_names,
     from_this_machine,
     read_body,
     read_json,
@@ -354,6 +355,14 @@ class _Service:
     async def _roll_out(
         self, request: Request, asked: GenerationRequest, answer: Answer, form: str = ""
     ) -> Response:
+        try:
+            return await self._answered(request, asked, answer, form)
+        except PromptError as error:
+            raise by_names(error, answer.names) from error
+
+    async def _answered(
+        self, request: Request, asked: GenerationRequest, answer: Answer, form: str
+    ) -> Response:
         asked = await self._with_adapter(asked)
         asked = _with_headers(asked, request.headers)
         asked, reader = await self._reader(asked)
@@ -470,6 +479,7 @@ class _Service:
                 new, scores, tops = new[had:], scores[had:], tops and tops[had:]
             if isinstance(update, Completion):
                 if (refused := refusal_of([update])) is not None:
+                    refused = by_names(refused, answer.names)
                     yield _event(error_body(str(refused), "invalid_request_error", 400, refused.field))
                     return
                 reading, reason = choices.pop(name).rest(new, update), update.finish_reason

@@ -38,6 +38,7 @@ __all__ = [
     "Door",
     "Refused",
     "Stream",
+    "by_names",
     "from_this_machine",
     "is_loopback",
     "pieces",
@@ -61,6 +62,12 @@ JSON = "application/json"
 
 PROMPT_NUMBER = re.compile(r"^prompt \d+: ")
 """What ``make_groups`` writes before the reason."""
+
+WORD = re.compile(r"""(?<!\w)'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.]*\w""")
+"""A word of a message, or what it quotes."""
+
+OF_RECORDS = ("n", "max_tokens", "seed", "timeout_s", "group_id")
+"""Further fields with which errors of a prompt begin."""
 
 LONGEST_MESSAGE = 1000
 """Characters of an error."""
@@ -87,11 +94,18 @@ class Refused(Exception):
 
 
 def field_of(message: str) -> str | None:
-    """Return the field that an error of a prompt begins with, if it is one of sampling or the messages."""
-    word = PROMPT_NUMBER.sub("", message).partition(" ")[0]
+    """Return the field that an error of a prompt begins with, if it is one."""
+    word = PROMPT_NUMBER.sub("", message).partition(" ")[0].rstrip(":")
     if word in ("message", "messages"):
         return "messages"
-    return word if word in SamplingChoice.__struct_fields__ else None
+    return word if word in (*SamplingChoice.__struct_fields__, *OF_RECORDS) else None
+
+
+def by_names(error: PromptError, names: Mapping[str, str]) -> FieldError:
+    """Return an error of completions for a request that has other names for some of the fields."""
+    field = error.field if isinstance(error, FieldError) else field_of(str(error))
+    words = WORD.sub(lambda found: names.get(found[0], found[0]), str(error))
+    return FieldError(words, field and names.get(field, field))
 
 
 def refusal(error: SeerError, retry_s: int = 1) -> Refused:

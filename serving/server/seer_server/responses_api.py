@@ -219,6 +219,14 @@ class ResponsesAnswer(Answer):
         self._ending: str | None = None
         self._events = 0
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The request's own names."""
+        found = {"messages": "input", "max_tokens": "max_output_tokens"}
+        if self._responses.text is not None:
+            found |= dict.fromkeys(("structured_outputs", "response_format"), "text")
+        return super().names | found
+
     def whole(self, parts: Sequence[Part], numbers: dict[str, int], weight_version: int) -> dict[str, Any]:
         """Return the response."""
         self._add(parts[0])

@@ -13,6 +13,7 @@ from seer_host.sampling_fields import MOST_TOP_LOGPROBS
 from seer_core.model import MOST_RESPONSES, StructuredOutputs
 from seer_core.ports.engine import Tokenizer
 from seer_server.answers import Answer, Part
+from seer_server.http import by_names
 from seer_server.protocol import CompletionRequest, convert
 from seer_server.unsupported_fields import FieldError, attached_fields, own_fields
 
@@ -45,6 +46,12 @@ MOST_NEW_TOKENS = 128
 """SGLang's default."""
 
 Form = str | None
+
+FORMS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
+"""SGLang's fields of forms, and Seer's."""
+
+NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+"""Other fields that have other names here."""
 
 
 class SglangSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -90,7 +97,11 @@ class SglangSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """The form: a structural tag."""
 
     def common(self) -> dict[str, Any]:
-        """Return the same as fields of completions."""
+        """Return the same as fields of completions.
+
+        Raises:
+            FieldError: more than one form is given.
+        """
         same = (
             "n temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty stop"
             " stop_token_ids ignore_eos"
@@ -100,15 +111,25 @@ class SglangSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         found["seed"] = self.sampling_seed
         if self.logit_bias is not None:
             found["logit_bias"] = self.logit_bias
-        forms: dict[str, Any] = {
-            "json": self.json_schema,
-            "regex": self.regex,
-            "grammar": self.ebnf,
-            "structural_tag": self.structural_tag,
-        }
-        if any(each is not None for each in forms.values()):
-            found["structured_outputs"] = msgspec.to_builtins(StructuredOutputs(**forms))
+        if len(self.forms) > 1:
+            raise FieldError(f"{' and '.join(self.forms)} are given; give one of them", self.forms[1])
+        for name in self.forms:
+            form = StructuredOutputs(**{FORMS[name]: getattr(self, name)})
+            found["structured_outputs"] = msgspec.to_builtins(form)
         return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def forms(self) -> list[str]:
+        """The fields with a form that are given."""
+        return [name for name in FORMS if getattr(self, name) is not None]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names that fields of completions have here."""
+        forms = {f"structured_outputs.{other}": name for name, other in FORMS.items()}
+        for name in self.forms:
+            forms["structured_outputs"] = name
+        return NAMES | forms
 
 
 class SglangRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -167,7 +188,8 @@ class SglangRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             made = fields | self.sampling_params.common()
             return msgspec.convert(made, CompletionRequest, str_keys=True)
         except msgspec.ValidationError as error:
-            raise FieldError(f"sampling_params: {error}", "sampling_params") from None
+            fault = FieldError(f"sampling_params: {error}", "sampling_params")
+            raise by_names(fault, self.sampling_params.names) from None
 
 
 def parse_sglang(body: bytes, *, attaches: bool = False) -> SglangRequest:
@@ -212,6 +234,11 @@ class SglangAnswer(Answer):
         self._prompt_length: dict[int, int] = {}
         self.version = 0
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The request's own names."""
+        return self._form.sampling_params.names | {"group_id": "rid" if self._form.group is None else "group"}
+
     def whole(self, parts: Sequence[Part], numbers: dict[str, int], weight_version: int) -> Any:
         """Return the body with all responses: an object, or a list of them."""
         self.version = weight_version
@@ -233,7 +260,7 @@ class SglangAnswer(Answer):
             self._prompt_length[index] = len(part.prompt_token_ids)
         text = self._texts[index] = self._texts.get(index, "") + part.text
         tokens = self._tokens.setdefault(index, [])
-        tokens += part.token_ids
+        tokens.extend(part.token_ids)
         meta: dict[str, Any] = {
             **part.attachments,
             "id": self.id,

@@ -48,7 +48,7 @@ class FormChecks:
         try:
             key = msgspec.msgpack.encode(form, order="deterministic")
         except (OverflowError, RecursionError) as error:
-            raise FieldError(f"structured_outputs cannot be sent to engines: {error}", field) from error
+            raise FieldError(f"{field} cannot be sent to engines: {error}", field) from error
         async with self._turn:
             if key not in self._read:
                 self._read[key] = _misshapen(form) or flaw_of_form(form) or await self._flaw(key, form)
@@ -56,7 +56,7 @@ class FormChecks:
                     self._read.popitem(last=False)
             flaw = self._read[key]
         if flaw is not None:
-            raise FieldError(flaw, field)
+            raise FieldError(field + flaw.removeprefix(FIELD), field)
 
     async def _flaw(self, key: bytes, form: StructuredOutputs) -> str | None:
         """Return why a form is none; one that is late is left to its thread, whose answer holds then."""

@@ -148,6 +148,11 @@ class TokensAnswer(Answer):
         self.id = f"generate-tokens-{asked.request_id or self.id.partition('-')[2]}"
         self._model = model
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The request's own names."""
+        return {"group_id": "request_id" if self._tokens.group is None else "group"}
+
     def whole(self, parts: Sequence[Part], numbers: dict[str, int], weight_version: int) -> dict[str, Any]:
         """Return the body with all responses."""
         more = {"model": self._model, "created": int(time.time()), "usage": numbers}

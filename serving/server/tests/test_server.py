@@ -258,7 +258,7 @@ def test_who_says_no_number_of_tokens_gets_as_many_as_fit(serve_by_hand, playing
         ({"prompt": "a", "stop": ["x"] * 65}, "stop has 65 entries; it may have 64"),
         ({"prompt": "a", "stop": ["x", ""]}, "stop has an empty string"),
         ({"prompt": "a", "min_p": 2}, "min_p"),
-        ({"prompt": "a", "response_format": {"type": "json_object"}}, "structured_outputs is not supported"),
+        ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format is not supported"),
         ({"prompt": "a", "response_format": {"type": "json_schema"}}, "response_format has no json_schema"),
         ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format"),
         ({"prompt": "a", "structured_outputs": {"regex": "a", "choice": ["a"]}}, "has regex and choice"),
@@ -266,7 +266,7 @@ def test_who_says_no_number_of_tokens_gets_as_many_as_fit(serve_by_hand, playing
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
         ({"prompt": "a", "stop_token_ids": [10**9]}, "stop_token_ids names token 1000000000"),
         ({"prompt": "a", "suffix": "b"}, "suffix is not supported"),
-        ({"prompt": "a", "group": "x" * 300}, "group_id"),
+        ({"prompt": "a", "group": "x" * 300}, "group has 300 characters"),
     ],
 )
 def test_what_cannot_be_rolled_out_is_a_400_that_says_why(serve_sim, body, words):

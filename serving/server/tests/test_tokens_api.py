@@ -108,6 +108,8 @@ def test_how_text_is_written_changes_nothing_where_there_is_none(serve_sim):
         ({"sampling_params": {"logprobs": 5}}, "logprobs"),
         ({"sampling_params": {"logprobs": 21}}, "sampling_params"),
         ({"sampling_params": {"top_logprobs": 5}}, "top_logprobs"),
+        ({"request_id": "a\0"}, "request_id"),
+        ({"request_id": "a", "group": "g" * 201}, "group"),
         ({"output_mode": "images"}, "output_mode"),
         ({"output_mode": "text", "sampling_params": {"skip_special_tokens": False}}, "skip_special_tokens"),
         ({"model": "gpt"}, "model"),

@@ -117,10 +117,16 @@ def test_what_would_change_something_is_refused_by_its_name(ask, kind):
         ({"logit_bias": {"5": 1.0}}, "logit_bias"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
         ({"max_tokens": 10**6}, None),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"seed": 2**70}, "seed"),
+        ({"group": "a\0"}, "group"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ],
 )
-def test_an_error_names_the_field_at_fault(ask, fields, param):
-    answer = ask("completions", **fields)
+@pytest.mark.parametrize("kind", PATHS)
+def test_an_error_names_the_field_at_fault(ask, kind, fields, param):
+    answer = ask(kind, **fields)
     assert answer.status_code == (404 if param == "model" else 400)
     assert answer.json()["error"]["param"] == param
 
