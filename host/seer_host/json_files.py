@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -12,7 +13,15 @@ import msgspec
 from seer_core.errors import SHOWN, SeerError, printable
 from seer_core.model.arrays import unpacked
 
-__all__ = ["UNREADABLE", "JsonFormat", "describe_flaw", "explain_error", "is_text", "read_bytes"]
+__all__ = [
+    "UNREADABLE",
+    "JsonFormat",
+    "describe_flaw",
+    "explain_error",
+    "is_text",
+    "lone_surrogate",
+    "read_bytes",
+]
 
 T = TypeVar("T")
 
@@ -21,6 +30,26 @@ UNREADABLE = (ValueError, OverflowError, RecursionError)
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LFS_POINTER = b"version https://git-lfs"
+BEGINNINGS = {
+    b"\x1f\x8b": "it is compressed, unpack it with `gunzip`",
+    b"BZh": "it is compressed, unpack it with `bunzip2`",
+    b"\xfd7zXZ": "it is compressed, unpack it with `unxz`",
+    b"\x28\xb5\x2f\xfd": "it is compressed, unpack it with `unzstd`",
+    b"PK\x03\x04": "it is a zip archive, unpack it with `unzip`",
+    b"PAR1": "it is a file of Parquet",
+    b"\x80": "it is a pickle of Python's",
+    b"\xff\xfe": "it is text in UTF-16 or UTF-32, save it as UTF-8",
+    b"\xfe\xff": "it is text in UTF-16, save it as UTF-8",
+}
+"""What files are that begin so, and are no text in UTF-8."""
+
+ESCAPE = re.compile(
+    rb"\\(?:u(d[89ab][0-9a-f]{2})(\\ud[c-f][0-9a-f]{2})?|(ud[c-f][0-9a-f]{2})|.)", re.IGNORECASE
+)
+"""In JSON: of half a pair of surrogates, of the other half behind it or alone, or of another character."""
+
+NO_NUMBER = re.compile(rb"NaN|Infinity")
+AT_BYTE = re.compile(r"\(byte (\d+)\)$")
 
 
 def read_bytes(path: str | os.PathLike[str], remedy: str, error: type[SeerError]) -> bytes:
@@ -48,17 +77,52 @@ def describe_flaw(error: BaseException, raw: bytes = b"") -> str:
         return "it is a git-lfs pointer and not the file itself, fetch that with `git lfs pull`"
     if isinstance(error, OSError):
         return error.strerror or str(error)
+    if type(error) is not ValueError and not isinstance(error, msgspec.ValidationError):
+        for beginning, flaw in BEGINNINGS.items():
+            if raw.startswith(beginning):
+                return flaw
+        if b"\0" in raw:
+            return f"byte {raw.index(0)} is zero: it is damaged, or no text in UTF-8"
     if isinstance(error, UnicodeDecodeError):
         return _not_utf8(raw) or f"byte 0x{error.object[error.start]:02x} at {error.start} is not UTF-8"
+    if isinstance(error, UnicodeEncodeError):
+        letter = ascii(error.object[error.start])
+        return f"a text in it has {letter}, half of a character"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, msgspec.ValidationError):
         key, fact = explain_error(error)
         return f"{key}: {fact}" if key else fact
     text = str(error)
+    if isinstance(error, msgspec.DecodeError) and (flaw := _not_json(raw, text)):
+        return flaw
     if "integer string conversion" in text:
         return "an integer in it has thousands of digits"
+    if isinstance(error, KeyError) or not text:
+        text = f"{type(error).__name__} {text}".rstrip()
     return printable(text, SHOWN)
+
+
+def lone_surrogate(raw: bytes) -> str:
+    """Return the escape of half a pair of surrogates that JSON has alone, or nothing."""
+    for found in ESCAPE.finditer(raw):
+        if (found[1] and not found[2]) or found[3]:
+            return found[0].decode()
+    return ""
+
+
+def _not_json(raw: bytes, text: str) -> str:
+    """Say why ``raw`` is no JSON where the words of msgspec, ``text``, would mislead; otherwise nothing."""
+    if escape := lone_surrogate(raw):
+        return f"{escape} is half of a character, write both halves"
+    at = AT_BYTE.search(text)
+    if at and (found := NO_NUMBER.match(raw, int(at[1]))):
+        return f"{found[0].decode()} at byte {at[1]} is no number in JSON"
+    if "truncated" not in text:
+        return ""
+    if raw.strip() in (b"{", b"["):
+        return "its value has several lines, write each value in one, as `jq -c` does"
+    return "it ends within a value" if raw.strip() else "it is empty"
 
 
 def _not_utf8(raw: bytes) -> str:
@@ -122,5 +186,7 @@ class JsonFormat(Generic[T]):
 def explain_error(error: msgspec.ValidationError) -> tuple[str, str]:
     """Return the key that a validation error is about, empty for the whole, and the fact."""
     fact, _, at = str(error).partition(" - at ")
-    key = at.strip("`").removeprefix("$").lstrip(".")
-    return printable(key, SHOWN), printable(f"{fact[0].lower()}{fact[1:]}", SHOWN)
+    of_key, within, place = at.partition("key` in `")
+    key = (place if within else of_key).strip("`").removeprefix("$").lstrip(".")
+    fact = f"{fact[0].lower()}{fact[1:]}"
+    return printable(key, SHOWN), printable(f"a key of it: {fact}" if within else fact, SHOWN)

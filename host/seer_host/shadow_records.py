@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 __all__ = ["WatchedRequest", "append_watched"]
+
+
+MOST_TOKENS = 10**9
+MOST_S = 1e12
+
+Tokens = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
+Seconds = Annotated[float, Meta(ge=-MOST_S, le=MOST_S)]
 
 
 class WatchedRequest(msgspec.Struct, frozen=True):
@@ -15,11 +24,11 @@ class WatchedRequest(msgspec.Struct, frozen=True):
     step: int
     group: str
     server: str
-    prompt_tokens: int
-    tokens: int
-    began_s: float
+    prompt_tokens: Tokens
+    tokens: Tokens
+    began_s: Seconds
     """On any clock that all lines of a record have in common."""
-    ended_s: float
+    ended_s: Seconds
 
 
 def append_watched(file: Path, request: WatchedRequest) -> None:

@@ -15,7 +15,7 @@ import torch
 from seer_lab.lengths import GroupLengths, RecordedTurn
 from seer_lab.recorded import read_recorded
 
-from seer_core.errors import ConfigError, InputError
+from seer_core.errors import ConfigError, InputError, PromptError
 
 DATA = Path(__file__).parent / "data"
 MODEL = Path(__file__).parents[2] / "examples/tiny_reasoner/weights"
@@ -251,7 +251,7 @@ def test_nothing_in_a_dump_of_slime_s_can_run(save, tmp_path, monkeypatch):
     [
         ({"response_length": 5}, r"samples\[0\] has 5 tokens, of which 5 are its response"),
         ({"response_length": -1}, r"samples\[0\]: response_length: expected `int` >= 0"),
-        ({"tokens": 7}, r"samples\[0\]: object of type 'int' has no len"),
+        ({"tokens": 7}, r"samples\[0\]: tokens: expected a list, got `int`"),
         ({"tokens": []}, r"samples\[0\]: tokens: expected `int` >= 1"),
         ({"status": None}, r"samples\[0\]: status: expected `str`"),
         ({"status": "aborted"}, "no response has finished"),
@@ -367,6 +367,39 @@ def test_a_small_file_that_fills_the_memory_is_refused_before_it_does(refusals, 
     assert "rollout_0.pt" in refused.partition(":")[0]
     bounds = {"pickle": 64 << 10, "tensor": 64 << 10, "overlapping": 64 << 10}
     assert int(kib) < bounds.get(kind, 3 << 20), refused
+
+
+@pytest.mark.parametrize(
+    ("dump", "words"),
+    [
+        (
+            {"rollout_id": 0, "samples": [torch.zeros(3)]},
+            r"samples\[0\]: expected a dictionary, got `Tensor`",
+        ),
+        ({"rollout_id": 0, "samples": [{1: 2}]}, r"samples\[0\]: a key of it: expected `str`"),
+        ({"rollout_id": 0, "samples": [SAMPLE | {"tokens": 3}]}, "tokens: expected a list, got `int`"),
+        ({"rollout_id": "\ud800", "samples": []}, "a text in it has .*, half of a character"),
+        ("\ud800", "expected a dictionary, got `str`"),
+    ],
+)
+def test_a_dump_of_something_else_is_named(tmp_path, dump, words):
+    torch.save(dump, tmp_path / "rollout_0.pt")
+    with pytest.raises(InputError, match=rf"rollout_0\.pt is not a rollout dump of slime's: .*{words}"):
+        read_recorded(tmp_path / "rollout_0.pt")
+
+
+def test_a_zip_archive_of_others_is_no_dump_of_slime_s(tmp_path):
+    with zipfile.ZipFile(tmp_path / "log.zip", "w") as archive:
+        archive.writestr("log.jsonl", "{}\n")
+    with pytest.raises(InputError, match=r"it is a zip archive without PyTorch's data\.pkl"):
+        read_recorded(tmp_path / "log.zip")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le", "utf-32"])
+def test_a_trace_in_another_encoding_is_refused_for_that(tmp_path, encoding):
+    (tmp_path / "trace.jsonl").write_text('{"input_length": 3, "output_length": 4}\n', encoding)
+    with pytest.raises(PromptError, match=r"save it as UTF-8|no text in UTF-8"):
+        read_recorded(tmp_path / "trace.jsonl")
 
 
 @pytest.mark.parametrize("name", ["cut", "array"])

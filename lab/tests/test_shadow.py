@@ -10,6 +10,8 @@ from seer_lab.shadow import read_watched, shadow
 from seer_lab.shadow_cli import shadow_command
 from seer_lab.shadow_replay import ServerLimits, StepCosts, fit_costs, replayed, replayed_s
 
+from seer_core.errors import InputError
+
 COSTS = StepCosts(step_s=0.02, request_s=0.001, prompt_s=0.0)
 
 
@@ -99,6 +101,29 @@ def test_later_steps_are_predicted_by_the_costs_of_earlier_ones():
     assert not second.own_costs
     assert abs(second.error) < 0.05
     assert second.seer_s < second.measured_s
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"prompt_tokens": -3}, "prompt_tokens: expected `int` >= 0"),
+        ({"tokens": 10**12}, "tokens: expected `int` <= 1000000000"),
+        ({"ended_s": 1e300}, "ended_s: expected `float` <= "),
+    ],
+)
+def test_a_line_that_no_server_can_have_caused_is_named(tmp_path, line, words):
+    good = {
+        "step": 0,
+        "group": "a",
+        "server": "s",
+        "prompt_tokens": 3,
+        "tokens": 5,
+        "began_s": 0,
+        "ended_s": 1,
+    }
+    (tmp_path / "watched.jsonl").write_text(json.dumps(good) + "\n" + json.dumps(good | line) + "\n")
+    with pytest.raises(InputError, match=rf"watched\.jsonl:2: not a watched request: {words}"):
+        read_watched(tmp_path / "watched.jsonl")
 
 
 def test_the_command_reads_what_several_processes_have_watched(tmp_path):

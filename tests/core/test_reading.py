@@ -1,5 +1,7 @@
 """Reading what others wrote: every fault is one sentence with the place, the fact and the remedy."""
 
+import gzip
+import lzma
 import sys
 
 import msgspec
@@ -33,10 +35,20 @@ FIGURES = JsonFormat[Figures](Figures, "no figures", "write them anew", InputErr
         (b'{"value": 1}', "object missing required field `name`"),
         (b'{"name": 3}', "name: expected `str`, got `int`"),
         (b'["a"]', "expected `object`, got `array`"),
-        (b"{", "Input data was truncated"),
-        (b"", "Input data was truncated"),
+        (b'{"name": "a", "value": ', "it ends within a value"),
+        (b"{\n", "its value has several lines, write each value in one, as `jq -c` does"),
+        (b"", "it is empty"),
+        (b"\n", "it is empty"),
+        (gzip.compress(b'{"name": "a"}'), "it is compressed, unpack it with `gunzip`"),
+        (lzma.compress(b'{"name": "a"}'), "it is compressed, unpack it with `unxz`"),
+        (b"PK\x03\x04\x14", "it is a zip archive, unpack it with `unzip`"),
+        ('{"name": "a"}'.encode("utf-16"), "it is text in UTF-16 or UTF-32, save it as UTF-8"),
+        ('{"name": "a"}'.encode("utf-16-le"), "byte 1 is zero: it is damaged, or no text in UTF-8"),
+        (b'{"name": "\\ud83d"}', "\\ud83d is half of a character, write both halves"),
+        (b'{"name": "\\\\ud83d\\ude00\\ud83d\\ude00"}', "\\ude00 is half of a character"),
+        (b'{"name": "a", "value": -Infinity}', "Infinity at byte 24 is no number in JSON"),
     ],
-    ids=range(12),
+    ids=range(22),
 )
 def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path, raw, fact):
     path = tmp_path / "figures.json"

@@ -232,7 +232,7 @@ def test_a_hub_name_is_refused_since_nothing_is_downloaded(tmp_path):
         (b'{"vocab_size": 0, "max_position_embeddings": 5}', "vocab_size: expected `int` >= 1"),
         (b'{"vocab_size": "\xff"}', "vocab_size"),
         (b"version https://git-lfs/spec/v1", "git-lfs pointer"),
-        (b"", "truncated"),
+        (b"", "it is empty"),
     ],
     ids=range(6),
 )

@@ -66,7 +66,7 @@ def group_responses(responses: Iterable[LoggedResponse]) -> list[list[GroupLengt
 def keys_of(head: bytes) -> set[str]:
     """Return the keys of a line, or none if it is not a JSON object."""
     try:
-        value = json.loads(head)
+        value = json.loads(head.decode("utf-8-sig"))  # of bytes, Python's own would guess the encoding
     except UNREADABLE:
         return set()
     return set(value) if isinstance(value, dict) else set()
@@ -91,7 +91,7 @@ def read_lines(path: Path, into: type[T], kind: str) -> Iterator[T]:
 
 def _line(line: bytes, into: type[T], flaw: str) -> T:
     try:
-        value: Any = json.loads(line)
+        value: Any = json.loads(line.decode("utf-8-sig"))
         return msgspec.convert(value, into)
     except UNREADABLE as error:
         cut = "" if line.endswith(b"\n") else "the file ends within it, "

@@ -32,6 +32,9 @@ ARCHIVE = b"PK\x03\x04"
 
 FINISHED = ("completed", "truncated")
 
+ENFORCED = re.compile(r"^\[enforce fail at [^\]]*\] \. ")
+"""The place in its own source that PyTorch writes before a reason."""
+
 GUIDE = "docs/guides/your-own-logs.md"
 
 
@@ -64,7 +67,7 @@ class _Sample(msgspec.Struct, frozen=True):
 
 class _Dump(msgspec.Struct, frozen=True):
     rollout_id: int
-    samples: list[dict[str, Any]]
+    samples: list[Any]
 
 
 def recognises(head: bytes) -> bool:
@@ -95,12 +98,15 @@ def responses(path: Path, count: Callable[[str], int]) -> Iterator[LoggedRespons
 
 
 def _read(path: Path) -> Iterator[LoggedResponse]:
+    loaded = _load(path)
     try:
-        dump = msgspec.convert(_load(path), _Dump)
-    except msgspec.ValidationError as error:
+        _check_mapping(loaded)
+        dump = msgspec.convert(loaded, _Dump)
+    except ValueError as error:  # msgspec's errors are ValueErrors
         raise InputError(f"{path} is not {KIND}: {describe_flaw(error)}; name another file") from error
     for number, fields in enumerate(dump.samples):
         try:
+            _check_mapping(fields)
             response = _response(dump.rollout_id, fields)
         except (ValueError, TypeError, RuntimeError) as error:  # msgspec's errors are ValueErrors
             raise InputError(
@@ -119,11 +125,21 @@ def _response(iteration: int, fields: Mapping[str, Any]) -> LoggedResponse:
     status, length = msgspec.convert(fields, _Status).status, fields.get("response_length")
     if status not in FINISHED or (type(length) is int and length == 0):
         return LoggedResponse(iteration, None, 0, 0, is_finished=False)
-    sample = msgspec.convert({**fields, "tokens": len(fields.get("tokens", ()))}, _Sample)
+    tokens = fields.get("tokens", ())
+    if not hasattr(tokens, "__len__"):
+        raise ValueError(f"tokens: expected a list, got `{type(tokens).__name__}`")
+    sample = msgspec.convert({**fields, "tokens": len(tokens)}, _Sample)
     before, turns = _turns(sample)
     prompt_tokens = sample.tokens - sample.response_length + before
     group = _key_of(fields.get("prompt")) if sample.group_index is None else sample.group_index
     return LoggedResponse(iteration, group, prompt_tokens, sample.response_length - before, turns=turns)
+
+
+def _check_mapping(value: object) -> None:
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a dictionary, got `{type(value).__name__}`")
+    if not all(isinstance(key, str) for key in value):
+        raise ValueError("a key of it: expected `str`")
 
 
 def _key_of(prompt: object) -> str:
@@ -187,6 +203,10 @@ def _check_archive(path: Path) -> tuple[int, int]:
                 f"{path} is not {KIND}: {quote(entry.filename)} in it is compressed, from"
                 f" {entry.file_size:,} bytes, and PyTorch compresses nothing; name another file"
             )
+    if not any(entry.filename.endswith("/data.pkl") for entry in entries):
+        raise InputError(
+            f"{path} is not {KIND}: it is a zip archive without PyTorch's data.pkl; name another file"
+        )
     if (held := sum(entry.file_size for entry in entries)) > size:
         raise InputError(
             f"{path} is not {KIND}: its parts have {held:,} bytes, and the file {size:,}; name another file"
@@ -210,7 +230,6 @@ def _load(path: Path) -> Mapping[str, Any]:
     except MemoryError:
         raise
     except Exception as error:  # PyTorch raises many kinds
-        raise InputError(
-            f"{path} is not {KIND}, or is damaged: {describe_flaw(error)}; name another file"
-        ) from error
+        flaw = ENFORCED.sub("", describe_flaw(error))
+        raise InputError(f"{path} is not {KIND}, or is damaged: {flaw}; name another file") from error
     return loaded
