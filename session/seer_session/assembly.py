@@ -168,7 +168,7 @@ def load_enabled(config: Config) -> list[tuple[str, Plugin]]:
     if not config.seer.engines:
         raise ConfigError(
             "[seer].engine names no engine; write `engine =` with the plug-in that makes the instances, or a"
-            " list of several; installed are: {', '.join(installed())}"
+            f" list of several; installed are: {', '.join(installed())}"
         )
     return [(kind, plugin) for kind in (*MADE_BY, "plugin") for plugin in _load_kind(config, kind)]
 

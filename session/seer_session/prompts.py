@@ -328,7 +328,7 @@ def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None, most: int) -> 
         return tokenizer.encode(record.prompt)
     assert record.messages is not None
     if not record.messages:
-        raise PromptError("the prompt is empty: messages holds none")
+        raise PromptError("messages holds none, so the prompt is empty")
     _require_short(text_of(record.messages), tokenizer, most)
     try:
         if not record.chat_template_kwargs:

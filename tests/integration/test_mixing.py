@@ -119,7 +119,7 @@ def test_a_profile_is_of_one_kind(kinds, write, seer, tmp_path):
     ("engine", "complaint"),
     [
         (["here", "here"], r"\[seer\].engine lists 'here' twice; keep one"),
-        ([], r"\[seer\].engine names no engine; write `engine =`"),
+        ([], r"\[seer\].engine names no engine; write `engine =` .* installed are: .*\bsim\b"),
         (["here", "their"], r"engine.their: no installed plug-in is called 'their'; did you mean 'there'"),
         (["here", "migrating"], r"plug-in 'migrating' makes no engines"),
         (

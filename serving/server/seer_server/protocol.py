@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
+from seer_host.json_files import describe_flaw, lone_surrogate
 from seer_host.sampling_fields import MOST_TOP_LOGPROBS, SamplingChoice
 
 from seer_core.errors import PromptError, printable
@@ -337,12 +339,27 @@ def convert(body: bytes, kind: type[S], what: str, own: Callable[[dict[str, Any]
     try:
         asked = msgspec.convert(own(msgspec.json.decode(body, type=dict[str, Any])), kind, str_keys=True)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        fault = printable(f"the body is no request for {what}: {error}", LONGEST_FAULT)
-        named = (each.search(str(error)) for each in FIELDS if isinstance(error, msgspec.ValidationError))
-        raise FieldError(fault, next((found[1] for found in named if found), None)) from None
+        is_json = isinstance(error, msgspec.ValidationError)
+        flaw = error if is_json else describe_flaw(error, body)
+        fault = printable(f"the body is no request for {what}: {flaw}", LONGEST_FAULT)
+        named = (each.search(str(error)) for each in FIELDS if is_json)
+        field = next((found[1] for found in named if found), None)
+        raise FieldError(fault, field if is_json else _field_of_surrogate(body)) from None
     if getattr(asked, "stream_options", None) is not None and not getattr(asked, "stream", None):
         raise PromptError("stream_options is for streams; set stream as well, or leave it out")
     return asked
+
+
+def _field_of_surrogate(body: bytes) -> str | None:
+    """Return the first field with half a pair of surrogates, which Python's decoder reads, if one has it."""
+    if not lone_surrogate(body):
+        return None
+    try:
+        fields = json.loads(body)
+        written = {name: json.dumps(value).encode() for name, value in fields.items()}
+    except (ValueError, RecursionError, AttributeError):
+        return None
+    return next((printable(name) for name, value in written.items() if lone_surrogate(value)), None)
 
 
 def skipped_tokens(asked: GenerationRequest, choices: int) -> list[int]:

@@ -90,6 +90,7 @@ class VLLMReading:
                 self._request = self._parser().adjust_request(self._request)
                 self.form = _form_of(self._request.extract_structured_outputs())
         except Exception as error:  # schemas are hostile, and xgrammar raises RuntimeErrors
+            self._check_template_kwargs()
             raise FieldError(f"the tools are refused: {_reason(error)}", "tools") from error
         self.special_tokens = not self._request.skip_special_tokens
 
@@ -104,6 +105,13 @@ class VLLMReading:
     def reader(self, prompt: Sequence[int]) -> VLLMReader:
         """Return a reader of one more answer to this prompt."""
         return VLLMReader(self._parser(), self._request, list(prompt), self._forced)
+
+    def _check_template_kwargs(self) -> None:
+        try:
+            self._class(self._tokenizer, None, chat_template_kwargs=self._template_kwargs)
+        except Exception as error:  # parsers compare and convert what clients send
+            field = "chat_template_kwargs"
+            raise FieldError(f"the parsers refuse {field}: {_reason(error)}", field) from error
 
     def _parser(self) -> Any:
         tools = self._request.tools

@@ -91,7 +91,7 @@ def test_a_developer_s_message_is_the_system_s(serve_sim, ours):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"input": []}, None),
+        ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "c"}]}, "input"),
         ({"input": 4}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools"),

@@ -305,6 +305,16 @@ def test_what_cannot_be_met_is_a_400_that_names_the_field(serve_text, asked, par
     assert "\n" not in error["message"]
 
 
+@pytest.mark.parametrize("more", [{}, {"tools": [WEATHER]}])
+def test_variables_that_a_parser_cannot_take_are_refused_by_their_own_name(serve_text, more):
+    with serve_text("a", "hermes", "qwen3") as served:
+        body = {"messages": MESSAGES, "chat_template_kwargs": {"enable_thinking": []}, **more}
+        answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "chat_template_kwargs"
+    assert "chat_template_kwargs" in answer.json()["error"]["message"]
+
+
 def test_a_thousand_tools_with_markup_in_their_names_are_taken(serve_text):
     tools = [
         {"type": "function", "function": {"name": f"<|im_end|>{number}", "description": "{{ 7 * 7 }}"}}

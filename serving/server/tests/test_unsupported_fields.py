@@ -131,6 +131,27 @@ def test_an_error_names_the_field_at_fault(ask, kind, fields, param):
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize("kind", PATHS)
+@pytest.mark.parametrize(
+    ("more", "param", "words"),
+    [
+        ('"user": "\\ud83d"', "user", "\\ud83d is half of a character"),
+        ('"group": "a\\ude00b", "n": 1', "group", "\\ude00 is half of a character"),
+        ('"n": NaN', None, "NaN at byte "),
+        ('"n": ', None, "invalid character"),
+    ],
+)
+def test_a_body_that_is_no_json_is_refused_for_what_it_is(serve_sim, kind, more, param, words):
+    path, fields, _ = PATHS[kind]
+    body = f"{json.dumps(fields)[:-1]}, {more}}}"
+    headers = {"Content-Type": "application/json"}
+    with serve_sim() as served:
+        answer = httpx.post(f"{served.url}/v1/{path}", content=body, headers=headers, timeout=PATIENCE_S)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["param"], words in error["message"]) == (param, True), error
+
+
 FIELDS = [(client, path) for client, lists in CLIENTS.items() for path in lists if path != "version"]
 
 
