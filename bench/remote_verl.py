@@ -145,7 +145,7 @@ def answer(rows: Sequence[Row]) -> str:
     found = [_off(row) for row in rows if not row["shadow"]["own_costs"]]
     saved = [_saved(row) for row in rows]
     return (
-        f"Over stock servers that share no KV, Seer takes {less(max(saved))} to {less(min(saved))} time than"
-        " verl's own routing. A shadow predicts that from verl's lengths and times alone, and is at most"
-        f" {percent(max(map(abs, found)))} off."
+        f"Over stock servers that share no KV, Seer takes between {less(max(saved))} and {less(min(saved))}"
+        " time than verl's own routing. A shadow predicts that from verl's lengths and times alone, and is at"
+        f" most {percent(max(map(abs, found)))} off."
     )

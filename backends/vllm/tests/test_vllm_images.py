@@ -148,7 +148,7 @@ def test_images_move_turn_are_drafted_and_survive_a_kill_with_the_tokens_of_vllm
                 os.kill(runtime.engines["vllm-1"].worker.pid, signal.SIGKILL)
                 return True
 
-            # At most 12 chunks are out then and 12 were firsts, so 12 moves are done; others wait for a restart.
+            # At most 12 chunks are out then, and 12 were firsts: 12 moves are done.
             await runtime.use(moving(run, runtime, PLUGINS, [(36, kill)]))
             moved = await runtime.rollout(groups, environment=Showing()).wait()
             [file] = (tmp_path / "journal").iterdir()
