@@ -76,9 +76,10 @@ engine-test: packages setup-sglang  ## The tests that start real engines, in two
 long-test: packages setup-sglang setup-next-vllm  ## The tests that cover on a larger scale what others cover.
 	$(PYTEST) -m long --long -n 2
 
-verl-test: setup-verl setup-sglang  ## The adapter for verl, with verl's own classes: over servers of verl's around a vLLM, and a server of Seer's.
+verl-test: setup-verl setup-sglang  ## The adapter for verl, with verl's own classes: over servers of verl's around a vLLM and a SGLang, and a server of Seer's.
 	cd training/verl && ../../.venv-verl/bin/python -m pytest
 	cd training/verl && PYTHONPATH=tests/beside_vllm ../../.venv/bin/python -m pytest tests/test_kept_vllm.py tests/test_own_images.py
+	cd training/verl && PYTHONPATH=tests/beside_sglang ../../.venv-sglang/bin/python -m pytest tests/test_kept_sglang.py
 
 clients-test: setup-clients setup-environments  ## Clients and environments of others, as they are, against a server on one vLLM: three minutes.
 	cd tests/clients && ../../.venv-clients/bin/python -m pytest

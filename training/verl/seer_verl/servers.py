@@ -15,6 +15,7 @@ from typing import Any
 
 from seer_remote.fields import SGLANG_SAMPLING, VLLM_SAMPLING, Way, holding
 from seer_remote.handles import HandleRequest
+from seer_remote.sglang import ALL_TOKENS, UNSEEDED
 
 from seer_verl.sampling import CONTROLS, LEAST
 
@@ -31,6 +32,9 @@ MEDIA = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "prior
 
 REPEATED = "repetition"
 """The end of a response under vLLM's ``repetition_detection``."""
+
+ANSWERS_S = 60.0
+"""How long the scheduler of an engine may take to say what it has."""
 
 _servers: dict[str, VerlServer] = {}
 
@@ -59,7 +63,8 @@ class VerlServer:
         """Ask what it serves."""
         found = await self._run(self._inner.facts)
         self._ends = frozenset(found.pop("ends"))
-        controls = CONTROLS[self._kind]
+        ruled_out = found.pop("ruled_out")
+        controls = [name for name in CONTROLS[self._kind] if name not in ruled_out]
         names = [f"{ARGUMENTS}.arguments.{name}" for name in MEDIA]
         names += [f"{ARGUMENTS}.sampling_params.{name}" for name in holding(self._inner.fields)]
         return {
@@ -169,6 +174,7 @@ class VllmInner:
             "max_running": config.scheduler_config.max_num_seqs * ranks,
             "shares_prompts": bool(cache.enable_prefix_caching),
             "ends": sorted(ends),
+            "ruled_out": [],
         }
 
     @staticmethod
@@ -203,22 +209,23 @@ class SglangInner:
 
     @staticmethod
     def facts(server: Any) -> dict[str, Any]:
-        """Return what it serves, from the arguments of its engine."""
+        """Return what it serves; its scheduler alone says how much KV it has."""
         manager = server.tokenizer_manager
-        given, model = manager.server_args, manager.model_config
-        said = server.scheduler_info
-        said = said if isinstance(said, Mapping) else vars(said)
+        asked = asyncio.run_coroutine_threadsafe(manager.get_internal_state(), _loop(server))
+        states = asked.result(ANSWERS_S)
+        given = states[0]
         return {
             "engine": f"SGLang {_version('sglang')}",
-            "model": PurePath(given.model_path).name,
-            "directory": PurePath(given.model_path).name,
+            "model": PurePath(server.model_config.local_path).name,
+            "directory": PurePath(server.model_config.local_path).name,
             "max_model_tokens": server.config.max_model_len - 1,
-            "vocab_size": model.vocab_size,
-            "kv_tokens": said["max_total_num_tokens"] * given.dp_size,
-            "block_tokens": given.page_size or 1,
-            "max_running": (given.max_running_requests or 0) * given.dp_size,
-            "shares_prompts": not given.disable_radix_cache,
+            "vocab_size": manager.model_config.vocab_size,
+            "kv_tokens": sum(each["memory_usage"]["token_capacity"] for each in states),
+            "block_tokens": given.get("page_size") or 1,
+            "max_running": (given.get("effective_max_running_requests_per_dp") or 0) * len(states),
+            "shares_prompts": not given.get("disable_radix_cache") and len(states) == 1,
             "ends": [],
+            "ruled_out": [UNSEEDED] if given.get("enable_deterministic_inference") else [],
         }
 
     @staticmethod
@@ -230,16 +237,29 @@ class SglangInner:
 
     @staticmethod
     def abort(server: Any, request_ids: list[str]) -> None:
-        """End requests by their ids."""
-        for each in request_ids:
-            server.tokenizer_manager.abort_request(each)
+        """End requests by their ids, in the loop in which they run."""
+        _loop(server).call_soon_threadsafe(_end_in_sglang, server, request_ids)
 
     @staticmethod
     def sampling(how: dict[str, Any], seed: int | None) -> dict[str, Any]:
         """Return sampling parameters by SGLang's names."""
         found = {dict([LEAST]).get(name, name): value for name, value in how.items()}
-        found["top_k"] = found.get("top_k") or -1
+        found["top_k"] = found.get("top_k") or (-1 if seed is None else ALL_TOKENS)
         return found if seed is None else {**found, "sampling_seed": seed}
+
+
+def _loop(server: Any) -> asyncio.AbstractEventLoop:
+    """Return the event loop of a server of SGLang; Ray calls functions in a thread beside it."""
+    found: asyncio.AbstractEventLoop = server._server_task.get_loop()
+    return found
+
+
+def _end_in_sglang(server: Any, request_ids: list[str]) -> None:
+    manager = server.tokenizer_manager
+    for each in request_ids:
+        if (state := manager.rid_to_state.get(each)) is not None:
+            state.abort_sent = False  # or else it is sent once, also to a scheduler that has no such request
+            manager.abort_request(each)
 
 
 KINDS: dict[str, type[VllmInner] | type[SglangInner]] = {"vllm": VllmInner, "sglang": SglangInner}

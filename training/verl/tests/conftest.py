@@ -119,6 +119,37 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Return the directories of two tiny models that differ in their weights alone."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    found = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        folder = tmp_path_factory.mktemp("model") / "tiny"
+        config = LlamaConfig(
+            vocab_size=96,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=512,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=0,
+            initializer_range=0.2,
+        )
+        LlamaForCausalLM(config).save_pretrained(folder)
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(MODEL / name, folder)
+        found.append(folder)
+    return found
+
+
+@pytest.fixture(scope="session")
 def configure(model):
     """Return a function that makes verl's config for a server, ``docs/guides/verl.md`` with more lines."""
     rollout = "actor_rollout_ref.rollout"

@@ -7,7 +7,6 @@ from a trainer's worker into an engine.
 
 import asyncio
 import os
-import shutil
 import sys
 from types import SimpleNamespace
 
@@ -24,8 +23,6 @@ from seer_verl.manager import AgentLoopManager
 from seer_verl.servers import VerlServer
 from verl.workers.rollout.llm_server import LLMServerManager
 
-from conftest import MODEL
-
 pytestmark = pytest.mark.ray
 ROLLOUT = "actor_rollout_ref.rollout"
 ON_GPU = bool(os.environ.get("SEER_VERL_ON_GPU"))
@@ -40,36 +37,6 @@ chunk_tokens = {}
 
 class Trainer:
     """A worker of a trainer's, which holds a logical GPU."""
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Return the directories of two tiny models that differ in their weights alone."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    found = []
-    for seed in range(2):
-        torch.manual_seed(seed)
-        folder = tmp_path_factory.mktemp("model") / "tiny"
-        config = LlamaConfig(
-            vocab_size=96,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=512,
-            bos_token_id=1,
-            eos_token_id=2,
-            pad_token_id=0,
-            initializer_range=0.2,
-        )
-        LlamaForCausalLM(config).save_pretrained(folder)
-        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-            shutil.copy(MODEL / name, folder)
-        found.append(folder)
-    return found
 
 
 @pytest.fixture(scope="module")

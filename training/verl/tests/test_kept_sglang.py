@@ -1,0 +1,191 @@
+"""verl's own servers and replicas around a real SGLang for CPUs, with Seer's scheduler over them, under Ray.
+
+It runs in SGLang's environment, with verl's packages behind its own: ``make verl-test``.  Not here: the way
+of weights from a trainer's worker into an engine, and sleep.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import urllib.request
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip(
+    "sglang", reason="SGLang is not in verl's environment for CPUs; `make verl-test` brings it in"
+)
+
+import ray
+import torch
+from batches import batch, responses
+from seer_remote.handles import HandleRequest
+from seer_verl.manager import AgentLoopManager
+from seer_verl.servers import VerlServer
+from verl.workers.rollout.llm_server import LLMServerManager
+
+pytestmark = pytest.mark.ray
+ROLLOUT = "actor_rollout_ref.rollout"
+SERVERS = 2
+KV_TOKENS = 4096
+
+CONFIG = """
+[engine.remote]
+require = "exact"
+[plugin.divided_rollout]
+chunk_tokens = {}
+"""
+
+ON_CPU = {
+    "attention_backend": "torch_native",
+    "device": "cpu",
+    "disable_overlap_schedule": True,
+    "enable_deterministic_inference": True,
+    "enable_memory_saver": False,
+    "max_total_tokens": KV_TOKENS,
+    "sampling_backend": "pytorch",
+}
+
+
+class Trainer:
+    """A worker of a trainer's, which holds a logical GPU."""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    os.environ |= {
+        "CUDA_VISIBLE_DEVICES": "0,1",  # logical ones
+        "OMP_NUM_THREADS": "1",
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers do not find it
+    ray.init(num_cpus=4, num_gpus=SERVERS, include_dashboard=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def config_of(configure, models, tmp_path_factory):
+    """Return a function that makes verl's config: its own lines for a small SGLang, and Seer's one."""
+
+    def make(chunk_tokens):
+        path = tmp_path_factory.mktemp("config") / "seer.toml"
+        path.write_text(CONFIG.format(chunk_tokens), "utf-8")
+        return configure(
+            None,
+            f"{ROLLOUT}.name=sglang",
+            f"{ROLLOUT}.engine_kwargs.seer.config={path}",
+            *(f"{ROLLOUT}.engine_kwargs.sglang.{name}={value}" for name, value in ON_CPU.items()),
+            f"{ROLLOUT}.dtype=float32",
+            f"{ROLLOUT}.load_format=auto",
+            f"{ROLLOUT}.enforce_eager=True",
+            f"{ROLLOUT}.free_cache_engine=False",
+            f"{ROLLOUT}.max_model_len=512",
+            f"{ROLLOUT}.max_num_seqs=16",
+            f"{ROLLOUT}.response_length=40",
+            f"actor_rollout_ref.model.path={models[0]}",
+            workers=1,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def servers(cluster, config_of):
+    """Return verl's manager of two servers."""
+    workers = [ray.remote(num_gpus=1, num_cpus=0)(Trainer).remote() for _ in range(SERVERS)]
+    group = SimpleNamespace(world_size=SERVERS, workers=workers)
+    return LLMServerManager.create(config=config_of(8), worker_group=group)
+
+
+def test_chunks_on_one_server_and_the_other_have_the_tokens_of_a_whole_response(servers):
+    async def write():
+        both = [VerlServer(handle, "sglang") for handle in servers.server_handles]
+        facts = [await each.facts() for each in both]
+        whole = await both[0].generate(request([5, 6, 7], 40))
+        text, scores = [5, 6, 7], []
+        for number in range(5):
+            chunk = await both[number % SERVERS].generate(request(text, 8))
+            assert (chunk["ended"], len(chunk["token_ids"])) == ("length", 8)
+            text += chunk["token_ids"]
+            scores += chunk["logprobs"]
+        return facts, whole, text[3:], scores
+
+    facts, whole, tokens, scores = asyncio.run(write())
+    for each in facts:
+        assert (each["kv_tokens"], each["block_tokens"], each["max_running"]) == (KV_TOKENS, 1, 16)
+        assert (each["max_model_tokens"], each["vocab_size"]) == (511, 96)
+        assert "min_p" not in each["controls"]  # with it SGLang's deterministic inference would end
+    assert (whole["ended"], whole["token_ids"]) == ("length", tokens)
+    assert len(set(tokens)) > 10
+    torch.testing.assert_close(whole["logprobs"], scores, rtol=1e-3, atol=1e-4)
+
+
+def test_rollouts_are_the_same_divided_and_whole_before_and_after_new_weights(servers, config_of, models):
+    divided, whole = (
+        AgentLoopManager.create(config=config_of(each), llm_client=servers.get_client()) for each in (8, 512)
+    )
+    found = [manager.generate_sequences(batch(groups=3, step=1)) for manager in (divided, whole)]
+    assert tokens_of(found[0]) == tokens_of(found[1])
+    scores = [each.batch["rollout_log_probs"] for each in found]
+    torch.testing.assert_close(*scores, rtol=1e-3, atol=1e-4)
+    figures = ray.get(divided.llm_client.scheduler.metrics.remote())
+    assert figures["seer/exactness"] == 2
+    assert figures["seer/chunks"] > figures["seer/requests"] == 9
+    # New weights, as a trainer's worker leaves them: the servers say their step, and Seer looks at them.
+    for handle in servers.server_handles:
+        load_weights(handle, models[1])
+        ray.get(handle.clear_kv_cache.remote())
+        ray.get(handle.set_global_steps.remote(1))
+    later = [manager.generate_sequences(batch(groups=3, step=1)) for manager in (divided, whole)]
+    assert tokens_of(later[0]) == tokens_of(later[1]) != tokens_of(found[0])
+    assert set(later[0].non_tensor_batch["min_global_steps"]) == {1}
+    assert not any(later[0].non_tensor_batch["seer_fallback"])
+
+
+def test_a_chunk_that_is_ended_comes_back_with_its_tokens_also_where_the_server_was_paused(servers):
+    """SGLang sends the end of a request once, also while it is paused and its scheduler has none."""
+    handle = servers.server_handles[0]
+
+    async def write(paused):
+        server = VerlServer(handle, "sglang")
+        if paused:
+            await handle.abort_all_requests.remote()
+        running = asyncio.ensure_future(server.generate(request([5, 6, 7], 480)))
+        while not (await server.load())["running"]:
+            await asyncio.sleep(0)
+        assert (await server.load())["paused"] == paused
+        if paused:
+            await server.abort(["mine"])
+            await handle.resume_generation.remote()
+        while not running.done():
+            await server.abort(["mine"])
+            await asyncio.sleep(0.01)
+        return await running
+
+    for paused in (False, True):
+        found = asyncio.run(write(paused))
+        assert found["ended"] == "abort"
+        assert len(found["token_ids"]) == len(found["logprobs"]) < 480
+
+
+def request(tokens, most):
+    return HandleRequest("mine", list(tokens), most, 1, {"ignore_eos": True}, "", 3, {})
+
+
+def load_weights(handle, model):
+    host, port = ray.get(handle.get_server_address.remote())
+    asked = urllib.request.Request(
+        f"http://{host}:{port}/update_weights_from_disk",
+        json.dumps({"model_path": str(model)}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        assert json.load(answer)["success"]
+
+
+def tokens_of(output):
+    return [each for each, _ in responses(output)]
