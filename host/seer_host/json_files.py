@@ -69,8 +69,9 @@ def is_text(argument: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in argument)
 
 
-def describe_flaw(error: BaseException, raw: bytes = b"") -> str:
-    """Say in a clause what is wrong with ``raw``, of which reading or decoding raised ``error``."""
+def describe_flaw(error: BaseException, given: bytes | None = None) -> str:
+    """Say in a clause what is wrong with ``given``, of which reading or decoding raised ``error``."""
+    raw = given or b""
     if raw.startswith(BYTE_ORDER_MARK):
         return "it begins with a byte-order mark, save it as UTF-8 without one"
     if raw.startswith(LFS_POINTER):
@@ -94,7 +95,7 @@ def describe_flaw(error: BaseException, raw: bytes = b"") -> str:
         key, fact = explain_error(error)
         return f"{key}: {fact}" if key else fact
     text = str(error)
-    if isinstance(error, msgspec.DecodeError) and (flaw := _not_json(raw, text)):
+    if isinstance(error, msgspec.DecodeError) and (flaw := _not_json(given, text)):
         return flaw
     if "integer string conversion" in text:
         return "an integer in it has thousands of digits"
@@ -111,8 +112,10 @@ def lone_surrogate(raw: bytes) -> str:
     return ""
 
 
-def _not_json(raw: bytes, text: str) -> str:
+def _not_json(raw: bytes | None, text: str) -> str:
     """Say why ``raw`` is no JSON where the words of msgspec, ``text``, would mislead; otherwise nothing."""
+    if raw is None:
+        return "it ends within a value, or is empty" if "truncated" in text else ""
     if escape := lone_surrogate(raw):
         return f"{escape} is half of a character, write both halves"
     at = AT_BYTE.search(text)
@@ -179,7 +182,7 @@ class JsonFormat(Generic[T]):
         except UNREADABLE as error:
             raise self._error(where, error, raw) from error
 
-    def _error(self, where: str, error: Exception, raw: bytes = b"") -> SeerError:
+    def _error(self, where: str, error: Exception, raw: bytes | None = None) -> SeerError:
         return self.error(f"{where} {self.kind}: {describe_flaw(error, raw)}; {self.remedy}")
 
 

@@ -7,7 +7,7 @@ import sys
 import msgspec
 import pytest
 from seer_cli.profiles import read_profile
-from seer_host.json_files import JsonFormat
+from seer_host.json_files import JsonFormat, describe_flaw
 from seer_trace.records import read_trace
 
 from seer_core.errors import ConfigError, InputError
@@ -60,6 +60,12 @@ def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path, raw, fact):
     assert fact in message
     assert message.endswith("; write them anew")
     assert len(message) < 500 + len(str(path))
+
+
+def test_what_is_wrong_with_bytes_that_are_not_given_is_said_of_any():
+    with pytest.raises(msgspec.DecodeError) as caught:
+        msgspec.json.decode(b'{"name": ')
+    assert describe_flaw(caught.value) == "it ends within a value, or is empty"
 
 
 def test_a_line_is_named_by_its_number(tmp_path):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
+from msgspec import Meta
+from seer_host.json_files import describe_flaw
 from seer_worker.served import ServedCost
 
 from seer_core.errors import EngineError
@@ -16,6 +18,8 @@ from seer_remote.connection import Connection, Malformed
 
 __all__ = [
     "TEXT",
+    "AnyCount",
+    "Count",
     "Dialect",
     "ServerChunk",
     "ServerFacts",
@@ -29,6 +33,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+AnyCount = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
 
 TEXT = "Hello, world! 3.14159 \u00e4\u00e9\u4f60\u597d\n\tdef f(x): return x ** 2  # 1,000"
 """Two tokenizers that are not one make different tokens of it."""
@@ -163,7 +170,8 @@ def read(kind: type[T], body: bytes, what: str) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(f"its answer to {what} is none: {error}") from error
+        flaw = error if isinstance(error, msgspec.ValidationError) else describe_flaw(error, body)
+        raise Malformed(f"its answer to {what} is none: {flaw}") from error
 
 
 def checked(written: ServerChunk, most: int, vocab_size: int) -> ServerChunk:

@@ -13,6 +13,8 @@ from seer_core.ports.engine import ChunkJob
 from seer_remote.connection import Connection, Malformed, RefusedCall, Unreachable
 from seer_remote.dialect import (
     TEXT,
+    AnyCount,
+    Count,
     ServerChunk,
     ServerFacts,
     ServerLoad,
@@ -71,7 +73,7 @@ class SglangModel(Struct):
     """One of ``/v1/models``."""
 
     id: str
-    max_model_len: int
+    max_model_len: Count
 
 
 class SglangModels(Struct):
@@ -85,14 +87,14 @@ class ServerInfo(Struct):
 
     version: str
     model_path: str
-    max_total_num_tokens: int
+    max_total_num_tokens: Count
     """The tokens of KV of one group of ranks."""
-    page_size: int = 1
+    page_size: Count = 1
     dp_size: int = 1
     """Replicas of the model behind the server."""
     attn_dp_size: int = 1
     """Groups of ranks of a replica, among which requests are shared out for attention (DP attention)."""
-    max_running_requests: int | None = None
+    max_running_requests: AnyCount | None = None
     disable_radix_cache: bool = False
     enable_deterministic_inference: bool = False
 

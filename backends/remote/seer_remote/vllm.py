@@ -16,6 +16,8 @@ from seer_core.ports.engine import ChunkJob
 from seer_remote.connection import Connection, Malformed, RefusedCall, Unreachable
 from seer_remote.dialect import (
     TEXT,
+    AnyCount,
+    Count,
     ServerChunk,
     ServerFacts,
     ServerLoad,
@@ -76,7 +78,7 @@ class VllmModel(Struct):
     """One of ``/v1/models``."""
 
     id: str
-    max_model_len: int
+    max_model_len: Count
     root: str = ""
 
 
@@ -101,7 +103,7 @@ class VllmText(Struct):
 class Scheduling(Struct):
     """Part of ``/server_info``."""
 
-    max_num_seqs: int = 0
+    max_num_seqs: AnyCount = 0
 
 
 class Configuration(Struct):
@@ -521,11 +523,11 @@ def _cache(figures: bytes) -> tuple[int, int, bool]:
         size, blocks, held = (
             labels.get(name, "") for name in ("block_size", "num_gpu_blocks", "kv_cache_size_tokens")
         )
-        if not size.isdigit():
+        if not size.isdigit() or int(size) == 0:
             continue
         block = int(size)
         if held.isdigit():
-            tokens += (int(held) // block - 1) * block  # one is vLLM's null block
+            tokens += max(0, int(held) // block - 1) * block  # one is vLLM's null block
         elif blocks.isdigit():
-            tokens += (int(blocks) - 1) * block
+            tokens += max(0, int(blocks) - 1) * block
     return tokens, block, shares

@@ -128,6 +128,44 @@ def test_a_prompt_s_own_sampling_is_tested_before_its_first_chunk(fake, fleet_of
     assert Counter(each.finish_reason for each in result.completions) == {"length": 4, "error": 4}
 
 
+KV = 'vllm:cache_config_info{block_size="%s",kv_cache_size_tokens="%s"} 1.0'
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reason"),
+    [
+        (
+            "/v1/models",
+            '{"data": [{"id": "a", "max_model_len": -1}]}',
+            "Expected `int` >= 1 - at `$.data[0].",
+        ),
+        ("/v1/models", '{"data": [{"id": "a", ', "its answer to /v1/models is none: it ends within a value"),
+        ("/v1/models", "", "its answer to /v1/models is none: it is empty"),
+        ("/version", '{"version": "\\ud83d"}', "/version is none: \\ud83d is half of a character"),
+        ("/metrics", KV % (0, 4112), "does not say how much KV it has"),
+        ("/metrics", KV % (16, 3), "does not say how much KV it has"),
+    ],
+)
+def test_a_server_that_describes_itself_as_none_can_be_is_named_for_that(fake, fleet_of, path, body, reason):
+    async def control(request):
+        return web.Response(text=body) if request.path == path else None
+
+    server = fake(control=control)
+    found = refusal(fleet_of(server))
+    assert reason in found
+    assert server.url in found
+
+
+def test_a_limit_of_running_requests_that_can_be_none_is_left_out(fake, fleet_of):
+    async def control(request):
+        if request.path == "/server_info":
+            return web.json_response({"vllm_config": {"scheduler_config": {"max_num_seqs": -1}}})
+        return None
+
+    result = asyncio.run(roll_out(fleet_of(fake(control=control))))
+    assert responses(result) == responses(asyncio.run(roll_out(fleet_of(fake()))))
+
+
 # Siblings.
 
 

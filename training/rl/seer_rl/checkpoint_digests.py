@@ -45,10 +45,12 @@ def check_digests(directory: Path) -> None:
             The message has no remedy.
     """
     list_of_digests = directory / DIGESTS
+    raw = None
     try:
-        wanted = msgspec.json.decode(bytes_of_file(list_of_digests), type=dict[str, FileDigest])
+        raw = bytes_of_file(list_of_digests)
+        wanted = msgspec.json.decode(raw, type=dict[str, FileDigest])
     except (OSError, *UNREADABLE) as error:
-        raise InputError(f"{list_of_digests} is no list of digests: {describe_flaw(error)}") from error
+        raise InputError(f"{list_of_digests} is no list of digests: {describe_flaw(error, raw)}") from error
     if not wanted:
         raise InputError(f"{list_of_digests} is damaged: it names no file")
     there = {path.relative_to(directory).as_posix() for path in _files_of(directory)}

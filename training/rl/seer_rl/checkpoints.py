@@ -254,10 +254,12 @@ class CheckpointWriter:
 def _read_state(path: Path) -> TrainingState:
     """Return the state in a checkpoint; raises InputError, without a remedy, if there is none."""
     file = path / STATE
+    raw = None
     try:
-        state = msgspec.json.decode(bytes_of_file(file), type=TrainingState)
+        raw = bytes_of_file(file)
+        state = msgspec.json.decode(raw, type=TrainingState)
     except (OSError, *UNREADABLE) as error:
-        raise InputError(f"{file} is no state of training: {describe_flaw(error)}") from error
+        raise InputError(f"{file} is no state of training: {describe_flaw(error, raw)}") from error
     if state.iterations != int(path.name):
         raise InputError(
             f"{file} is damaged: it is of iteration {state.iterations:,}, and its directory is not"
