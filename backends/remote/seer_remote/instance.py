@@ -721,7 +721,7 @@ class RemoteInstance:
     def _name(self) -> str:
         """Return an id for a request that no other program's have."""
         self._requests += 1
-        return f"seer-{self._run}-{self._requests}"
+        return f"seer-{self._run}-{self._requests}."  # SGLang ends all whose ids begin with the given one
 
     @property
     def _salt(self) -> str:

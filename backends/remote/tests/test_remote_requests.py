@@ -81,6 +81,15 @@ def test_fields_that_are_seer_s_are_refused_by_name(fake, fleet_of, attachments,
     assert f"attachments name {name!r}, which Seer sends itself; leave it out" in found
 
 
+def test_no_request_s_id_begins_with_another_s(fake, fleet_of):
+    """With one of them SGLang would end the other, too."""
+    server = fake()
+    asyncio.run(divide(fleet_of(server), PROMPTS))
+    names = {each["request_id"] for each in server.requests}
+    assert len(names) == len(server.requests) > 20
+    assert not any(name != other and other.startswith(name) for name in names for other in names)
+
+
 # Controls that hold within one request.
 
 
