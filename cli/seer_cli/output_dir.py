@@ -21,6 +21,7 @@ from seer_core.model import Completion
 
 __all__ = ["OutputDir"]
 
+COMPLETIONS = "completions.jsonl"
 JOURNAL = "journal"
 """The directory of the journal within a run's."""
 
@@ -62,7 +63,7 @@ class OutputDir:
                 self._remove_hidden()
                 self.status.enter("starting")
                 undo.callback(self.status.remove)
-                self._completions = LineFile(self.path / "completions.jsonl", hidden=True)
+                self._completions = LineFile(self.path / COMPLETIONS, hidden=True)
                 undo.callback(self._completions.close)
                 self.trace = TraceWriter(self.path / TRACE, hidden=True)
                 undo.callback(self.trace.close)
@@ -72,12 +73,9 @@ class OutputDir:
 
     @staticmethod
     def finished(path: Path) -> dict[str, Any] | None:
-        """Return the summary of a directory's run if that ended by itself, so that nothing is left to do."""
-        try:
-            summary = msgspec.json.decode((path / "summary.json").read_bytes(), type=dict[str, Any])
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
-        return summary if summary.get("ended") == "finished" else None
+        """Return the summary of a directory's run if that ended by itself and all its responses are there."""
+        summary = _ended(path)
+        return summary if summary and summary.get("requests") == _lines(path / COMPLETIONS) else None
 
     @classmethod
     def remove_journal(cls, path: Path) -> None:
@@ -165,9 +163,13 @@ class OutputDir:
         if self._overwrite or (self._resume and (journal or not earlier)):
             return
         if self._resume:
+            held = f"holds {', '.join(earlier)}"
+            if summary := _ended(self.path):
+                lines = _lines(self.path / COMPLETIONS)
+                held = f"has {lines} of its {summary.get('requests')} responses in {COMPLETIONS}"
             raise OutputError(
-                f"{self.path} holds {', '.join(earlier)} and no journal to go on with; replace them with"
-                " --overwrite, or name another directory"
+                f"{self.path} {held} and no journal to go on with; replace them with --overwrite, or name"
+                " another directory"
             )
         if journal:
             raise OutputError(
@@ -206,3 +208,24 @@ class OutputDir:
             self._completions.write(msgspec.json.encode(completion, enc_hook=list))
         except OSError as error:
             raise unwritable(self._completions.path, error) from error
+
+
+def _ended(path: Path) -> dict[str, Any] | None:
+    """Return the summary of a directory's run if that ended by itself."""
+    try:
+        summary = msgspec.json.decode((path / "summary.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return summary if summary.get("ended") == "finished" else None
+
+
+def _lines(path: Path) -> int:
+    """Return how many whole lines a file has; none if it cannot be read."""
+    count = 0
+    try:
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                count += part.count(b"\n")
+    except OSError:
+        return 0
+    return count

@@ -92,6 +92,10 @@ def test_a_run_that_was_killed_goes_on_with_the_same_command(run, killed, expect
     result = seer(*run("out", "--resume", "--json", tmp_path / "summary.json"))
     assert (result.exit_code, result.stdout) == (0, f"the run in {out} has finished; nothing is left to do\n")
     assert json.loads((tmp_path / "summary.json").read_bytes()) == summary
+    os.truncate(out / "completions.jsonl", (out / "completions.jsonl").stat().st_size // 2)
+    result = seer(*run("out", "--resume"))
+    assert result.exit_code == 2
+    assert f" of its {summary['requests']} responses in completions.jsonl and no journal" in result.stderr
 
 
 def test_a_run_that_was_killed_between_its_summary_and_the_end_leaves_no_journal(run, killed, seer, tmp_path):
