@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -142,7 +142,14 @@ def structure(table: Mapping[str, Any], into: type[T], where: str) -> T:
             raise ConfigError(
                 f"{name} lacks `{field}`, which has no default; add a line: {field} = ..."
             ) from error
-        raise ConfigError(f"{name}: {fact}{got}") from error
+        hint = nearest(str(value), _choices(into, key)) if fact.startswith("invalid enum value") else ""
+        raise ConfigError(f"{name}: {fact}{hint or got}") from error
+
+
+def _choices(into: type[Struct], key: str) -> tuple[str, ...]:
+    """Return the words of which the setting ``key`` has to be one, if it is of that kind."""
+    kinds = [field.type for field in msgspec.structs.fields(into) if field.encode_name == key]
+    return get_args(kinds[0]) if kinds and get_origin(kinds[0]) is Literal else ()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -108,6 +108,7 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(refused, text, facts
         ("[plugin.divided_rollout]\nchunk_kib = 2", ["'chunk_kib'", "did you mean 'chunk_tokens'?"]),
         ("[engine.sim]\nstart_ms = 10", ["'start_ms'", "did you mean 'start_s'?"]),
         ("[engine.sim]\nstart_s = '10 ms'", ["[engine.sim].start_s", "expected `float`", "'10 ms'"]),
+        ("[engine.sim]\npreset = 'h800-moonligt'", ["[engine.sim].preset", "did you mean 'h800-moonlight'?"]),
         ("[engine.sim.lengths]\nsigma = 'x'", ["[engine.sim].lengths.sigma", "expected `float`"]),
         ("[[engine.sim.kill_at_s]]\ninstance = 'sim-0'", ["kill_at_s[0]", "`at_s`"]),
     ],
@@ -134,7 +135,12 @@ def test_a_plug_in_enabled_twice_is_named(refused):
 
 @pytest.mark.parametrize(
     ("text", "fact"),
-    [(b"[seer", "Expected ']'"), (b"\xff\xfe", "byte 0xff"), (b"[seer]\nseed 1\n", "line 2")],
+    [
+        (b"[seer", "Expected ']'"),
+        (b"# \xff\xfe", "byte 0xff at 2"),
+        (b"\xff\xfe[\0", "it is text in UTF-16 or UTF-32, save it as UTF-8"),
+        (b"[seer]\nseed 1\n", "line 2"),
+    ],
 )
 def test_what_is_not_toml_is_an_error_with_its_place(refused, tmp_path, text, fact):
     message = refused(text)
