@@ -25,6 +25,7 @@ MODEL = ROOT / "examples/tiny_reasoner/weights"
 START_S = 240
 
 sys.path.insert(0, str(HERE))
+pytest.register_assert_rewrite("kept_servers")
 
 CONFIG = """
 [seer]

@@ -19,9 +19,7 @@ pytest.importorskip(
 
 import ray
 import torch
-from batches import batch, responses
-from seer_remote.handles import HandleRequest
-from seer_verl.manager import AgentLoopManager
+from kept_servers import begun, ended, expect_divided_to_equal_whole, request
 from seer_verl.servers import VerlServer
 from verl.workers.rollout.llm_server import LLMServerManager
 
@@ -125,25 +123,7 @@ def test_chunks_on_one_server_and_the_other_have_the_tokens_of_a_whole_response(
 
 
 def test_rollouts_are_the_same_divided_and_whole_before_and_after_new_weights(servers, config_of, models):
-    divided, whole = (
-        AgentLoopManager.create(config=config_of(each), llm_client=servers.get_client()) for each in (8, 512)
-    )
-    found = [manager.generate_sequences(batch(groups=3, step=1)) for manager in (divided, whole)]
-    assert tokens_of(found[0]) == tokens_of(found[1])
-    scores = [each.batch["rollout_log_probs"] for each in found]
-    torch.testing.assert_close(*scores, rtol=1e-3, atol=1e-4)
-    figures = ray.get(divided.llm_client.scheduler.metrics.remote())
-    assert figures["seer/exactness"] == 2
-    assert figures["seer/chunks"] > figures["seer/requests"] == 9
-    # New weights, as a trainer's worker leaves them: the servers say their step, and Seer looks at them.
-    for handle in servers.server_handles:
-        load_weights(handle, models[1])
-        ray.get(handle.clear_kv_cache.remote())
-        ray.get(handle.set_global_steps.remote(1))
-    later = [manager.generate_sequences(batch(groups=3, step=1)) for manager in (divided, whole)]
-    assert tokens_of(later[0]) == tokens_of(later[1]) != tokens_of(found[0])
-    assert set(later[0].non_tensor_batch["min_global_steps"]) == {1}
-    assert not any(later[0].non_tensor_batch["seer_fallback"])
+    expect_divided_to_equal_whole(servers, config_of, lambda handle: load_weights(handle, models[1]))
 
 
 def test_a_chunk_that_is_ended_comes_back_with_its_tokens_also_where_the_server_was_paused(servers):
@@ -154,26 +134,17 @@ def test_a_chunk_that_is_ended_comes_back_with_its_tokens_also_where_the_server_
         server = VerlServer(handle, "sglang")
         if paused:
             await handle.abort_all_requests.remote()
-        running = asyncio.ensure_future(server.generate(request([5, 6, 7], 480)))
-        while not (await server.load())["running"]:
-            await asyncio.sleep(0)
+        running = await begun(server, 480)
         assert (await server.load())["paused"] == paused
         if paused:
             await server.abort(["mine"])
             await handle.resume_generation.remote()
-        while not running.done():
-            await server.abort(["mine"])
-            await asyncio.sleep(0.01)
-        return await running
+        return await ended(server, running)
 
     for paused in (False, True):
         found = asyncio.run(write(paused))
         assert found["ended"] == "abort"
         assert len(found["token_ids"]) == len(found["logprobs"]) < 480
-
-
-def request(tokens, most):
-    return HandleRequest("mine", list(tokens), most, 1, {"ignore_eos": True}, "", 3, {})
 
 
 def load_weights(handle, model):
@@ -185,7 +156,3 @@ def load_weights(handle, model):
     )
     with urllib.request.urlopen(asked, timeout=120) as answer:
         assert json.load(answer)["success"]
-
-
-def tokens_of(output):
-    return [each for each, _ in responses(output)]

@@ -18,8 +18,7 @@ pytest.importorskip(
 
 import ray
 import torch
-from batches import batch, responses
-from seer_verl.manager import AgentLoopManager
+from kept_servers import begun, ended, expect_divided_to_equal_whole
 from seer_verl.servers import VerlServer
 from verl.workers.rollout.llm_server import LLMServerManager
 
@@ -84,52 +83,24 @@ def config_of(configure, models, tmp_path):
 
 
 def test_rollouts_over_verls_own_servers_divided_and_whole_and_by_new_weights(cluster, config_of, models):
-    config = config_of(8)
     workers = [ray.remote(num_gpus=1, num_cpus=0)(Trainer).remote() for _ in range(cluster)]
     group = SimpleNamespace(world_size=cluster, workers=workers)
-    servers = LLMServerManager.create(config=config, worker_group=group)
-    divided, whole = (
-        AgentLoopManager.create(config=each, llm_client=servers.get_client())
-        for each in (config, config_of(512))
-    )
-    found = [manager.generate_sequences(batch(groups=3, step=1)) for manager in (divided, whole)]
-    assert tokens_of(found[0]) == tokens_of(found[1])
-    scores = [each.batch["rollout_log_probs"] for each in found]
-    torch.testing.assert_close(*scores, rtol=1e-3, atol=1e-4)
-    figures = ray.get(divided.llm_client.scheduler.metrics.remote())
-    assert figures["seer/exactness"] == 2
-    assert figures["seer/chunks"] > figures["seer/requests"] == 9
-    # New weights, as a trainer's worker leaves them: the servers say their step, and Seer looks at them.
-    for handle in servers.server_handles:
+    servers = LLMServerManager.create(config=config_of(8), worker_group=group)
+
+    def load_weights(handle):
         ray.get(handle.sleep.remote())  # without a GPU verl's servers do nothing there
         ray.get(handle.wake_up.remote())
         ray.get(handle.collective_rpc.remote("reload_weights", kwargs={"weights_path": str(models[1])}))
-        ray.get(handle.clear_kv_cache.remote())
-        ray.get(handle.set_global_steps.remote(1))
-    later = [manager.generate_sequences(batch(groups=3, step=1)) for manager in (divided, whole)]
-    assert tokens_of(later[0]) == tokens_of(later[1]) != tokens_of(found[0])
-    assert set(later[0].non_tensor_batch["min_global_steps"]) == {1}
+
+    expect_divided_to_equal_whole(servers, config_of, load_weights)
     # A chunk that Seer ends comes back with what it has.
     tokens, reason = asyncio.run(_abort(servers.server_handles[0]))
     assert reason == "abort"
     assert len(tokens) < 200
 
 
-def tokens_of(output):
-    return [each for each, _ in responses(output)]
-
-
 async def _abort(handle):
-    from seer_remote.handles import HandleRequest
-
     server = VerlServer(handle, "vllm")
     await server.facts()
-    request = HandleRequest("mine", [5, 6, 7], 200, 1, {"ignore_eos": True}, "", 3, {})
-    running = asyncio.ensure_future(server.generate(request))
-    while not (await server.load())["running"]:
-        await asyncio.sleep(0)
-    while not running.done():
-        await server.abort(["mine"])
-        await asyncio.sleep(0.01)
-    found = await running
+    found = await ended(server, await begun(server, 200))
     return found["token_ids"], found["ended"]
