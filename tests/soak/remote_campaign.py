@@ -13,7 +13,7 @@ import random
 import signal
 import ssl
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from itertools import accumulate, cycle
@@ -33,6 +33,7 @@ from seer_remote.plugin import Settings, seer_make_engines
 from seer_session import Runtime
 
 from seer_core.model import Completion
+from seer_core.model.events import Command, Event
 from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.runtime.restarts import RestartsTable
@@ -216,6 +217,19 @@ PROCESSES = (
 """What befalls a server, or its connections."""
 
 
+class LastEvents:
+    """Keeps what was last seen of each instance, for complaints."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, deque[str]] = {}
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """Keep an event of an instance, and what was sent to it."""
+        for each in (event, *commands):
+            if instance := getattr(each, "instance_id", None):
+                self.seen.setdefault(instance, deque(maxlen=4)).append(f"{now:.1f} s: {each!r:.160}")
+
+
 class RemoteCampaign:
     """Faults one after the other, in a random order, while rollouts run."""
 
@@ -233,6 +247,7 @@ class RemoteCampaign:
         self.rollouts = self.responses = self.lost = self.doubled = self.wrong = self.instances_lost = 0
         self.took_s = 0.0
         self._latest = ""
+        self._last = LastEvents()
         self.engine = engine
         self._folder, self._faults, self._kinds = folder, faults, kinds
         self._servers = 3 if engine == "stand-in" else 2
@@ -321,7 +336,8 @@ class RemoteCampaign:
         chunks = Slot("splitter", "mine", Chunks(30)), Slot("placer", "mine", KvAware(0.25, 0.75))
         policies = attrs.evolve(Policies(), splitter=chunks[0], placer=chunks[1])
         table = SeerTable(restarts=RestartsTable(attempts=1000, backoff_s=0.1))
-        async with Runtime(Assembly(fleet, Strategies(policies)), table) as runtime:
+        strategies = Strategies(policies).with_observer(self._last)
+        async with Runtime(Assembly(fleet, strategies), table) as runtime:
             self._runtime = runtime
             self._wanted = _responses(await runtime.rollout(runtime.groups(self._prompts)).wait())
             server = self.processes[0]
@@ -377,7 +393,7 @@ class RemoteCampaign:
             try:
                 await asyncio.wait_for(proxy.struck.wait(), STRIKE_S)
             except TimeoutError:
-                self.complaints.append(f"{name} struck no chunk within {STRIKE_S:g} s")
+                self._complain(f"{self._latest} struck no chunk within {STRIKE_S:g} s")
                 proxy.fault = ""
                 return
         else:
@@ -385,6 +401,14 @@ class RemoteCampaign:
         self.done[name] += 1
         if name in PROCESSES:
             await self._whole(name)
+
+    def _complain(self, text: str) -> None:
+        """Keep a complaint, with what the run holds and the last events of each instance."""
+        rollout = self._runtime.current
+        waiting = None if rollout is None else list(rollout.unfinished)
+        self.complaints.append(
+            f"{text}; in use {sorted(self._runtime.alive)}, unfinished {waiting}, last {self._last.seen}"
+        )
 
     async def _befall(self, name: str, process: StruckServer, proxy: FaultyProxy) -> None:
         if name == "stop":
@@ -433,7 +457,7 @@ class RemoteCampaign:
         while len(self._runtime.alive) < self._servers:
             if time.monotonic() > until_s:
                 alone = sorted(self._runtime.alive)
-                self.complaints.append(f"{name}: {alone} alone are in use after {STRIKE_S:g} s")
+                self._complain(f"{name}: {alone} alone are in use after {STRIKE_S:g} s")
                 until_s += STRIKE_S
                 if len(self.complaints) > 20:
                     raise AssertionError(self.complaints)
