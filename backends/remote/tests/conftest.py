@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,33 +26,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from server_processes import ServerProcess, sglang_server, vllm_server
 
-from tests.support.patience import PATIENCE_S
-
 PLAIN = Sampling()
-
-
-class Thread:
-    """An event loop in a thread of its own, where stand-ins serve."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
-
-    def call(self, work: Any) -> Any:
-        future: Future[Any] = asyncio.run_coroutine_threadsafe(work, self.loop)
-        return future.result(PATIENCE_S)
-
-    def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
 
 
 @pytest.fixture
 def fake() -> Iterator[Callable[..., Any]]:
     """Return a function that starts a stand-in for ``vllm serve``, changed by attributes."""
-    from fake_servers import FakeVllm
+    from fake_servers import FakeVllm, Thread
 
     thread = Thread()
     servers: list[Any] = []

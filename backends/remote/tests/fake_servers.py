@@ -1,4 +1,4 @@
-"""A stand-in for ``vllm serve`` in this process, with tokens that follow from seed and place."""
+"""A stand-in for ``vllm serve`` in this process, and its thread; tokens follow from seed and place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import random
 import ssl
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,7 +17,27 @@ from aiohttp import web
 from seer_host.ports import reserved_port
 from seer_worker.served import CALL, INFO, ServedAnswer, ServedCall, ServedInfo
 
+from tests.support.patience import PATIENCE_S
+
 VOCAB = 96
+
+
+class Thread:
+    """An event loop in a thread of its own, where stand-ins serve."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def call(self, work: Any) -> Any:
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(work, self.loop)
+        return future.result(PATIENCE_S)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
 
 
 class FakeVllm:

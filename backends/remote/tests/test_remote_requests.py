@@ -8,13 +8,13 @@ from collections import Counter
 import attrs
 import pytest
 from aiohttp import web
+from fake_servers import Thread
 from seer_host.tables import SeerTable
 from seer_remote import handles
 from seer_remote.handles import Handle, HandleRequest, of_actor
 from seer_session import Runtime
 from test_remote_faults import PROMPTS, refusal, responses, roll_out, runtime_of
 
-from conftest import Thread
 from seer_core.errors import ConfigError, EngineError
 from seer_core.model import Sampling
 from seer_core.plugins.slots import Assembly, Strategies
