@@ -111,6 +111,11 @@ class VllmAdapter(EngineAdapter):
                 "drafts for a model with recurrent layers need Triton, which vLLM's build for CPUs has not:"
                 " take the drafter out of [seer].plugins"
             )
+        if config.lora_config is not None and config.model_config.is_moe and not HAS_TRITON:
+            raise EngineError(
+                "adapters beside a mixture's experts need Triton, which vLLM's build for CPUs has not: take"
+                " lora_rank out of [engine.vllm], and each adapter is merged into the weights"
+            )
         spread = ranks > 1 and config.parallel_config.enable_expert_parallel
         if spread and current_platform.is_cpu() and config.model_config.quantization is not None:
             raise EngineError(

@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 from seer_host.shared_weights import SharedWeights
+from seer_testing.families import write_family
 
+from backends.tests.families import TOKENIZER
 from backends.tests.peft_files import CONFIG, RANK, adapter_of, merged, save
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
@@ -137,6 +139,12 @@ def test_a_bad_adapter_is_refused_by_a_sentence_and_the_version_before_serves_on
     tokens, logprobs = scores(instance, prompts(2), 20)
     assert tokens == before[0]
     assert (logprobs == before[1]).all()
+
+
+def test_a_mixture_has_no_adapters_beside_it_where_triton_is_missing(start, tmp_path):
+    mixture = write_family(tmp_path / "mixture", "Qwen3-MoE", 1, TOKENIZER)
+    with pytest.raises(EngineError, match=r"did not start: .*need Triton.*: take lora_rank out of"):
+        start(mixture, lora_rank=8)
 
 
 def test_a_restarted_instance_gets_base_and_adapter_again_and_answers_as_before(
