@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from seer_host.json_files import JsonFormat
+from seer_host.json_files import JsonFormat, read_bytes
 
 from seer_core.error_origin import describe_error, is_ctrl_c
 from seer_core.errors import PromptError
@@ -21,11 +22,11 @@ Prompts = Callable[[int], Iterable[Mapping[str, Any]]]
 def prompts_of(key: str, source: str, base_dir: Path, groups: int, seed: int) -> Prompts:
     """Return the function from an iteration to its records; ``key`` names the setting in errors.
 
-    A file, ``*.jsonl``, gives the next ``groups`` lines, and begins anew after the last.  Any other source is
-    a function, called as ``function(iteration, groups, seed)``.
+    A file, ``*.jsonl``, as for ``seer run``, gives the next ``groups`` lines, and begins anew after the last.
+    Any other source is a function, called as ``function(iteration, groups, seed)``.
 
     Raises:
-        PromptError: the file holds no records.
+        PromptError: the file cannot be read, holds no records, or holds lines that are none.
         ConfigError: there is no such function.
     """
     if source.endswith(".jsonl"):
@@ -53,7 +54,9 @@ def _of_file(key: str, path: Path, groups: int) -> Prompts:
     form: JsonFormat[dict[str, Any]] = JsonFormat(
         dict[str, Any], "no prompts file", "name JSON lines", PromptError
     )
-    lines = [record for _, record in form.lines(path)]
+    raw = read_bytes(path, "name JSON lines", PromptError).removeprefix(BOM_UTF8)
+    numbered = enumerate(raw.split(b"\n"), 1)
+    lines = [form.decode(line, f"{path}:{number}:") for number, line in numbered if line.strip()]
     if not lines:
         raise PromptError(f"{path} holds no prompt; name another file in {key}")
 

@@ -47,6 +47,16 @@ def test_a_file_without_lines_is_refused(tmp_path):
         prompts_of("[train].prompts", "none.jsonl", tmp_path, 2, 0)
 
 
+def test_a_mark_and_empty_lines_of_a_file_are_left_out_as_by_seer_run(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"prompt":"a"}\n\n{"prompt":"b"}\r\n')
+    records = prompts_of("[train].prompts", file.name, tmp_path, 2, 0)
+    assert [each["prompt"] for each in records(7)] == ["a", "b"]
+    file.write_text('{"prompt":"a"}\n\n["b"]\n')
+    with pytest.raises(PromptError, match=r"prompts\.jsonl:3: no prompts file: expected `object`"):
+        prompts_of("[train].prompts", file.name, tmp_path, 1, 0)
+
+
 def test_images_which_the_model_in_training_is_not_shown_are_refused_before_anything_is_written():
     images = PlacedImages([PromptImage("cafe", 1, 1)], [(0, 1)])
     group = PromptGroup("a", (1,), 2, 4, attachments=images)
