@@ -321,24 +321,22 @@ def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None, most: int) -> 
         raise PromptError(
             f"this engine has no tokenizer, so {given[0]!r} cannot be read; give prompt_token_ids"
         )
-    if record.prompt is not None:
-        if not record.prompt.strip():
-            raise PromptError("the prompt is empty")
-        _require_short(record.prompt, tokenizer, most)
-        return tokenizer.encode(record.prompt)
-    assert record.messages is not None
-    if not record.messages:
+    if record.prompt is not None and not record.prompt.strip():
+        raise PromptError("the prompt is empty")
+    if record.prompt is None and not record.messages:
         raise PromptError("messages holds none, so the prompt is empty")
-    _require_short(text_of(record.messages), tokenizer, most)
+    _require_short(record.prompt or text_of(record.messages or ()), tokenizer, most)
     try:
+        if record.messages is None:
+            return tokenizer.encode(record.prompt or "")
         if not record.chat_template_kwargs:
             return tokenizer.encode_chat(record.messages)
         return tokenizer.encode_chat(record.messages, record.chat_template_kwargs)
     except SeerError:
         raise
     except Exception as error:
-        fact = printable(str(error), SHOWN)
-        raise PromptError(f"the chat template refused the messages: {fact}") from error
+        refused = "tokenizer refused the prompt" if record.prompt else "chat template refused the messages"
+        raise PromptError(f"the {refused}: {printable(str(error), SHOWN)}") from error
 
 
 def _bad_words(

@@ -213,6 +213,16 @@ def test_all_bad_lines_are_named_the_first_ten_in_full(write_prompts):
     assert "... and 2 more" in message
 
 
+def test_a_text_that_the_tokenizer_cannot_take_is_the_error_of_its_prompt():
+    class Utf8(Letters):
+        def encode(self, text):
+            return list(text.encode())
+
+    match = r"prompt 2: the tokenizer refused the prompt: 'utf-8' codec can't encode character '\\ud800'"
+    with pytest.raises(PromptError, match=match):
+        make_groups([{"prompt": "a"}, {"prompt": "\ud800"}], DEFAULTS, MODEL, Utf8())
+
+
 def test_text_prompts_need_a_tokenizer(write_prompts):
     path = write_prompts({"prompt": "a"}, {"messages": [{"role": "user", "content": "b"}]})
     with pytest.raises(PromptError, match="no tokenizer, so 'prompt' cannot be read; give prompt_token_ids"):
