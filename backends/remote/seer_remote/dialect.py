@@ -13,6 +13,7 @@ from seer_worker.served import ServedCost
 
 from seer_core.errors import EngineError
 from seer_core.model.arrays import PromptLogprobs, TopLogprobs
+from seer_core.ports.drafting import MOST_COUNT
 from seer_core.ports.engine import ChunkJob
 from seer_remote.connection import Connection, Malformed
 
@@ -178,7 +179,7 @@ def checked(written: ServerChunk, most: int, vocab_size: int) -> ServerChunk:
     """Return an answer in which everything is as it must be.
 
     Raises:
-        Malformed: it has too many tokens, tokens that are none, or log-probs that are none.
+        Malformed: it has too many tokens, or tokens, log-probs or counts that are none.
     """
     count = len(written.token_ids)
     if count > most:
@@ -187,8 +188,15 @@ def checked(written: ServerChunk, most: int, vocab_size: int) -> ServerChunk:
         raise Malformed(f"it wrote {count} tokens and {len(written.logprobs)} log-probs")
     if count and not 0 <= min(written.token_ids) <= max(written.token_ids) < vocab_size:
         raise Malformed(f"it wrote a token that is not within the vocabulary of {vocab_size}")
+    tops = () if written.top_logprobs is None else written.top_logprobs.token_ids
+    if tops and not 0 <= min(tops) <= max(tops) < vocab_size:
+        raise Malformed(f"it names a most probable token that is not within the vocabulary of {vocab_size}")
     if not math.isfinite(sum(written.logprobs)) or max(written.logprobs, default=0.0) > 1e-3:
         raise Malformed("it wrote log-probs that are none")
+    cost = written.cost
+    counts = (written.cached_tokens, cost.pool_tokens, cost.steps, *cost.drafted_at, *cost.accepted_at)
+    if not 0 <= min(counts) <= max(counts) <= MOST_COUNT or len(cost.drafted_at) != len(cost.accepted_at):
+        raise Malformed("it counted tokens, steps or drafts that cannot be")
     if written.ended not in ("stop", "length", "abort"):
         raise Malformed(f"it ended the chunk for {written.ended!r}")
     if written.ended == "length" and count < most:

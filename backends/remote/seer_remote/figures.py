@@ -77,6 +77,6 @@ async def fetch(theirs: Ask, mine: Ask, facts: ServerFacts, kv_tokens: int, toke
     await theirs(prompt, 1)
     await asyncio.sleep(SETTLE_S)
     began_s = time.perf_counter()
-    cached = (await mine(prompt, 1)).cached_tokens
+    cached = min((await mine(prompt, 1)).cached_tokens, len(prompt))
     took_s = time.perf_counter() - began_s
     return max(0.0, took_s - token_s) / cached if cached > len(prompt) / 2 else None

@@ -12,6 +12,7 @@ from typing import Protocol
 import attrs
 import structlog
 from msgspec import structs
+from seer_host.json_files import UNREADABLE, describe_flaw
 
 from seer_core.errors import EngineError, NoPlaceError
 from seer_core.model import Exactness, InstanceInfo, Sampling
@@ -687,7 +688,10 @@ class RemoteInstance:
     ) -> ServerChunk:
         assert self._facts is not None
         self.dialect.names_jobs = self.seer.attached
-        written = await self.dialect.write(name, job, tokens, most, seed, self._salt)
+        try:
+            written = await self.dialect.write(name, job, tokens, most, seed, self._salt)
+        except UNREADABLE as error:  # such as a token's id of thousands of digits
+            raise Malformed(f"its answer to a chunk is none: {describe_flaw(error)}") from error
         return checked(written, most, self._facts.vocab_size)
 
     def _output(self, job: ChunkJob, written: ServerChunk) -> ChunkOutput:

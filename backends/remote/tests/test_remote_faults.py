@@ -454,6 +454,41 @@ def test_an_answer_that_is_none_costs_a_chunk_and_no_response(fake, fleet_of, ch
     assert responses(asyncio.run(play())) == whole
 
 
+IMPOSSIBLE = {
+    "fewer cached tokens than none": lambda answer, token: answer.update(
+        usage={"prompt_tokens_details": {"cached_tokens": -5}}
+    ),
+    "drafts without their acceptance": lambda answer, token: answer.update(
+        kv_transfer_params={"seer": {"steps": 40, "drafted_at": [-2]}}
+    ),
+    "a probable token that is none": lambda answer, token: token["top_logprobs"][1].update(token_id=-7),
+    "a probable token beyond all": lambda answer, token: token["top_logprobs"][1].update(token_id=10**30),
+}
+
+
+@pytest.mark.parametrize("change", IMPOSSIBLE)
+def test_a_count_or_token_that_cannot_be_costs_a_chunk_and_no_response(fake, fleet_of, change):
+    server = fake()
+    prompts = [PROMPTS[0] | {"top_logprobs": 2}]
+    whole = asyncio.run(roll_out(fleet_of(server), prompts))
+
+    def spoiled(answer, choice):
+        IMPOSSIBLE[change](answer, choice["logprobs"]["content"][0])
+
+    async def play():
+        async with runtime_of(fleet_of(server)) as runtime:
+            server.label = "spoil"
+            server.spoil = spoil(spoiled)
+            return await runtime.rollout(runtime.groups(prompts)).wait()
+
+    result = asyncio.run(play())
+    assert result.summary.drafted_tokens == result.summary.pool_tokens == 0
+    assert {each.request_id: each.top_logprobs for each in result.completions} == {
+        each.request_id: each.top_logprobs for each in whole.completions
+    }
+    assert all(chunk.cached_tokens >= 0 for each in result.completions for chunk in each.chunks)
+
+
 def test_a_connection_that_breaks_is_made_again(fake, fleet_of):
     server = fake()
     whole = responses(asyncio.run(roll_out(fleet_of(server))))
