@@ -203,6 +203,9 @@ def _check_values(tree: Mapping[str, Any], origin: str) -> None:
             left += [(inner, f"{prefix}{name}", depth + 1) for name, inner in value.items()]
         elif isinstance(value, list | tuple):
             left += [(inner, key, depth + 1) for inner in value]
+        elif isinstance(value, str) and "\0" in value:
+            where = f"{origin}: {printable(key, SHOWN)}"
+            raise ConfigError(f"{where} holds the character zero, which no name and no path has; take it out")
         elif isinstance(value, int) and not LEAST_INTEGER <= value <= MOST_INTEGER:
             where = f"{origin}: {printable(key, SHOWN)}"
             raise ConfigError(f"{where} is an integer beyond 64 bits; write a smaller one")

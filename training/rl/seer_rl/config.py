@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -234,7 +235,7 @@ def engine_models(config: Config) -> dict[str, Path]:
     """Return the directories of the engines' models, by the engines' names; without those that have none."""
     names = {engine: config.engine.get(engine, {}).get("model", "") for engine in config.seer.engines}
     return {
-        engine: (config.base_dir / name).resolve()
+        engine: Path(os.path.realpath(config.base_dir / name))
         for engine, name in names.items()
         if isinstance(name, str) and name
     }
@@ -247,7 +248,7 @@ def first_model(table: TrainTable, config: Config) -> Path:
         ConfigError: none is named.
     """
     if table.model:
-        return (config.base_dir / table.model).resolve()
+        return Path(os.path.realpath(config.base_dir / table.model))
     models = engine_models(config)
     if config.seer.engines[0] not in models:
         raise ConfigError("[train].model is not given and the engine has none; name the first weights")

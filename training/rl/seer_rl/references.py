@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from seer_core.error_origin import describe_error, is_ctrl_c
-from seer_core.errors import ConfigError, quote
+from seer_core.errors import SHOWN, ConfigError, printable, quote
 
 __all__ = ["resolve"]
 
@@ -29,9 +30,10 @@ def resolve(key: str, reference: str, base_dir: Path) -> Callable[..., Any]:
         raise ConfigError(
             f"{key}: {quote(reference)} names no function; write FILE.py:FUNCTION or package.module:FUNCTION"
         )
-    if place.endswith(".py") and not (base_dir / place).is_file():
+    if place.endswith(".py") and not os.path.isfile(base_dir / place):
+        file = printable(str(base_dir / place), SHOWN)
         raise ConfigError(
-            f"{key}: {quote(reference)} names the file {base_dir / place}, which is not there; mend the path"
+            f"{key}: {quote(reference)} names the file {file}, which is not there; mend the path"
         )
     try:
         module = _of_file(base_dir / place) if place.endswith(".py") else importlib.import_module(place)

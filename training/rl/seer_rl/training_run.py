@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from seer_host.line_files import claim
 from seer_session import Config, Session
 
 from seer_core.error_origin import describe_error, fact_of, is_ctrl_c, is_sentence
-from seer_core.errors import ConfigError, OutputError, SeerError, quote
+from seer_core.errors import SHOWN, ConfigError, OutputError, SeerError, printable, quote
 from seer_core.ports.policy import Observer
 from seer_rl.checkpoints import Checkpoint, Checkpoints, CheckpointWriter, TrainingState, state_of
 from seer_rl.config import TrainTable, first_model
@@ -209,8 +210,10 @@ def _settings(state: TrainingState) -> dict[str, Any]:
 
 def _make_trainer(table: TrainTable, config: Config) -> Trainer:
     model = first_model(table, config)
-    if not model.is_dir():
-        raise ConfigError(f"the trainer's model, {model}, is no directory; mend [train].model")
+    if not os.path.isdir(model):  # ``Path.is_dir`` raises for a name that is too long
+        raise ConfigError(
+            f"the trainer's model, {printable(str(model), SHOWN)}, is no directory; mend [train].model"
+        )
     if table.trainer not in TRAINERS and ":" not in table.trainer:
         raise ConfigError(
             f"[train].trainer: {quote(table.trainer)} is none; use {' or '.join(map(quote, TRAINERS))},"
@@ -302,4 +305,4 @@ def _plot(out: Path) -> None:
     except ImportError as error:
         log.warning("no_plot", reason=f"{error}; {how_to_install('train', '`make setup`')}")
     except Exception as error:
-        log.warning("no_plot", reason=str(error))
+        log.warning("no_plot", reason=str(error) if is_sentence(error) else fact_of(error))

@@ -56,11 +56,16 @@ def test_a_second_run_in_one_directory_at_a_time_is_refused_and_the_first_goes_o
         ("train.torch.device=gpu", ConfigError, r"\[train.torch\].device: torch cannot use 'gpu': .*; use"),
         ("train.prompts=gone.jsonl", PromptError, "gone.jsonl"),
         ("train.model=nowhere", ConfigError, "nowhere, is no directory"),
+        (f"train.model={'y' * 5000}", ConfigError, r"yyy\.\.\. .*, is no directory"),
+        ('train.model="a\\u0000b"', ConfigError, "train.model holds the character zero"),
+        ("train.model=loop", ConfigError, "loop, is no directory"),
+        (f"train.prompts={'y' * 5000}.py:prompts", ConfigError, r"yyy\.\.\. .*, which is not there"),
         ("train.megatron.tensor_parallel=0", ConfigError, r"\[train\].megatron.tensor_parallel: expected"),
         ("rollout.temperature=0.5", Exception, "temperature 0.5"),
     ],
 )
 def test_an_error_names_the_wrong_setting(config, tmp_path, override, error, match):
+    (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(error, match=match):
         run(config(), tmp_path / "out", override)
 
