@@ -138,12 +138,9 @@ def doctor_command(config: Path | None, json_file: Path | None) -> None:
 
 def _effective(config: Config) -> Iterator[tuple[str, Any]]:
     seer = msgspec.to_builtins(config.seer) | {"slots": _who_fills(config)}
-    for name, table in (
-        ("seer", seer),
-        ("rollout", msgspec.to_builtins(config.rollout)),
-        ("compare", msgspec.to_builtins(compare_table(config))),
-    ):
-        yield from _flat(name, table)
+    further = {"compare": compare_table(config), **config.tables}
+    for name, table in {"seer": seer, "rollout": config.rollout, **further}.items():
+        yield from _flat(name, msgspec.to_builtins(table))
     for kind, plugin in load_enabled(config):
         yield from _flat(f"{kind}.{plugin.name}", msgspec.to_builtins(plugin.settings))
 

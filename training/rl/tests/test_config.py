@@ -1,9 +1,15 @@
 """The ``[train]`` tables: what they compute, and how a file of them is read."""
 
+import json
+from importlib.metadata import EntryPoints
+
 import msgspec
 import pytest
+from click.testing import CliRunner
+from seer_cli import main
 from seer_rl.config import MegatronTable, OptimizerTable, engine_models, first_model, load_training
 
+from reference.packages import repository_entry_points
 from seer_core.errors import ConfigError
 
 CONFIG = """
@@ -54,6 +60,20 @@ def test_without_any_model_the_first_weights_have_to_be_named(path):
     table, config = load_training(path, ["engine.vllm.model=''"])
     with pytest.raises(ConfigError, match="name the first weights"):
         first_model(table, config)
+
+
+def test_commands_that_do_not_train_take_a_config_of_training_too(path, monkeypatch):
+    offers = EntryPoints(repository_entry_points("seer.tables"))
+    monkeypatch.setattr("seer_host.config_files.offered", lambda group: offers)
+    path.write_text(CONFIG.replace('"vllm"', '"sim"').partition("[engine.vllm]")[0], "utf-8")
+    result = CliRunner().invoke(main, ["plugins", str(path)])
+    assert result.exit_code == 0, result.output
+    values = path.with_name("values.json")
+    result = CliRunner().invoke(main, ["config", str(path), "--set", "train.groups=5", "--json", str(values)])
+    assert result.exit_code == 0, result.output
+    assert {"key": "train.groups", "value": 5, "origin": "--set train.groups=5"} in json.loads(
+        values.read_text()
+    )
 
 
 @pytest.mark.parametrize(
