@@ -92,7 +92,8 @@ class Server:
     def prompt_tokens(self, request: Request) -> int:
         """Return what siblings hold here of a request's prompt."""
         group = request.group
-        return self.status.prompt_kv_tokens(group) if group.seq in self.prompts else 0
+        siblings = self.prompts.get(group.seq, 0) - (request in self.sent)
+        return self.status.prompt_kv_tokens(group) if siblings else 0
 
     def needed(self, request: Request) -> int:
         """Return the KV tokens that a request takes when it comes here; its last block is half full."""
@@ -245,22 +246,28 @@ class Servers:
 
     def place(self, request: Request) -> Placement | None:
         """Return the server for a request, or None while none lets it in."""
-        best, most = None, (0.0, 0)
-        faster = self._faster_for(request)
-        for server in self._servers.values():
-            if server.status.free_slots > 0 and (faster is None or server is faster):
-                server.move(self._now_s)
-                worth = server.free_tokens + server.prompt_tokens(request), -server.chosen
-                if best is None or worth > most:
-                    best, most = server, worth
-        if best is None or not self._admits(best, request):
-            self._refused = True
-            return None
+        best = self._faster_for(request)
+        if best is None:
+            best = self._emptiest(request)
+            if best is None or not self._admits(best, request):
+                self._refused = True
+                return None
         self._choices += 1
         best.chosen = self._choices
         self._placed = request
         why = "home" if request.instance == best.status.id else "apart" if request.instance else "new"
         return Placement(best.status, "only" if len(self._servers) == 1 else why, 1)
+
+    def _emptiest(self, request: Request) -> Server | None:
+        """Return the server with a free slot and most free KV, the least recently chosen of equals."""
+        best, most = None, (0.0, 0)
+        for server in self._servers.values():
+            if server.status.free_slots > 0:
+                server.move(self._now_s)
+                worth = server.free_tokens + server.prompt_tokens(request), -server.chosen
+                if best is None or worth > most:
+                    best, most = server, worth
+        return best
 
     def _faster_for(self, request: Request) -> Server | None:
         """Return the server for which a response has been ended, if it still has a place."""

@@ -153,6 +153,19 @@ def test_a_response_has_no_more_to_come_than_its_limit():
     assert server.left(request) == 10
 
 
+def test_a_prompt_that_no_sibling_holds_is_computed_again_after_an_end():
+    info = InstanceInfo("a", 1000, 1, 8, 1000, prefill_s_per_token=0.01, shares_prompts=True)
+    server = Server(InstanceStatus(info, 0), 0.01, 0.0)
+    group = GroupContext("g", 0, 2, prompt_tokens=300, max_tokens=100)
+    one, other = Request(group, 0), Request(group, 1)
+    server.add(one)
+    assert server.cost_s(one, 300) == pytest.approx(3.0)
+    assert not server.frees(one)
+    server.add(other)
+    assert server.cost_s(one, 300) == pytest.approx(0.01), "of the prompt's last token"
+    assert server.frees(one)
+
+
 def test_a_response_goes_to_the_server_for_which_it_was_ended():
     cluster, _, there = slow_and_fast()
     [left] = cluster.report("slow", 4, 0, (10 + 4 * 33) / 2000)
