@@ -18,6 +18,7 @@ from seer_worker.process.account import RequestStats
 from seer_worker.process.adapter import LogitRow, ScriptedTokens
 from seer_worker.process.drafts import SourceProposer
 from seer_worker.process.kv_parts import KvParts
+from seer_worker.process.lone_groups import share_thread
 from seer_worker.process.meters import Step
 from seer_worker.process.pooling import PAUSE_S
 from seer_worker.process.stores import FailsafeStore
@@ -156,6 +157,7 @@ class SglangEngine:
                 experts.install()
         number = self.ranks.number
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=number, gpu_id=number))
+        share_thread()
         with reserved_port() if port is None else nullcontext(port) as meeting:
             self.scheduler = InlineScheduler(args, _ports(meeting))
         internals.check_scheduler(self.scheduler, drafts=self._room is not None)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from seer_worker.process.fork_server import unfitness
+from seer_worker.process.lone_groups import share_thread
 from torch import Tensor
 from vllm.platforms import current_platform
 from vllm.v1.executor import multiproc_executor, uniproc_executor
@@ -27,8 +28,10 @@ KERNELS = "register_triton_kernel_overrides"
 def install(scratch: Path) -> None:
     """Have the processes of an engine meet in the directory ``scratch``, and report too little KV in bytes.
 
-    vLLM puts the file by which they meet into the temporary directory, and never removes it.
+    vLLM puts the file by which they meet into the temporary directory, and never removes it.  Its groups of
+    one process share a thread.
     """
+    share_thread()
     # The name separates engines of this machine, also in shared memory.
     address = f"file://{scratch / scratch.name}"
     for executor in (uniproc_executor, multiproc_executor):
