@@ -26,7 +26,7 @@ from seer_rl.phases import Phases
 from seer_rl.prompts import Prompts
 from seer_rl.rewarded_rollout import RewardedRollout
 from seer_rl.scoring import FinishedResponse, rollout_facts, samples, score, scored_only
-from seer_rl.trainer import Trainer
+from seer_rl.trainer import Trainer, checked_metrics
 from seer_rl.weight_transport import WeightTransport
 
 __all__ = ["TrainingLoop"]
@@ -94,7 +94,7 @@ class TrainingLoop:
                     replay_routing=self.table.replay_routing,
                     experts_per_token=self.experts_per_token,
                 )
-                trained = self.trainer.train(batch)
+                trained = checked_metrics(self.trainer.train(batch))
         self._check_logprobs(iteration, trained)
         with self.phases.phase("weights"), self.transport.publish() as weights:
             self.session.update_weights(weights, iteration + 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Sample", "Trainer"]
+__all__ = ["Sample", "Trainer", "checked_metrics"]
+
+METRICS = ("loss", "grad_norm", "dlogp_mean", "dlogp_p9999", "dlogp_max")
+"""What ``Trainer.train`` has to return, at least."""
 
 
 @attrs.frozen(eq=False)
@@ -129,3 +134,23 @@ class Trainer(Protocol):
         one is lost already.
         """
         return
+
+
+def checked_metrics(returned: object) -> dict[str, float]:
+    """Return what a trainer's ``train`` has returned, as Python's own numbers.
+
+    Raises:
+        TrainError: it is no dict of numbers, or lacks one of ``METRICS`` that is finite.
+    """
+    if not isinstance(returned, Mapping):
+        raise TrainError(f"the trainer's train() returned {returned!r:.60}: return a dict of metrics")
+    for name, value in returned.items():
+        if not (isinstance(name, str) and isinstance(value, Real)):
+            raise TrainError(f"the trainer's train() returned {value!r:.60} as {name!r:.60}: return a number")
+    for name in METRICS:
+        if name not in returned or not math.isfinite(returned[name]):
+            raise TrainError(
+                f"the trainer's train() returned {returned.get(name, 'nothing')} as {name!r}, where a finite"
+                " number is needed"
+            )
+    return {name: int(each) if isinstance(each, Integral) else float(each) for name, each in returned.items()}
