@@ -17,6 +17,8 @@ SLOW = 1.2
 """An instance whose steps take so many times as long as the others' at equal load is called slow."""
 MORE = 1.1
 """So many times as much counts as more."""
+ROUNDING = 1e-9
+"""A fit is better by more than rounding if it leaves out this share less of the squares."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -88,7 +90,10 @@ def _slowness(own: Floats, rest: Floats) -> float | None:
 
 
 def _fit(sums: Floats) -> Floats:
-    """Return a step's constant time and its growth by request and by token of context, none negative."""
+    """Return a step's constant time and its growth by request and by token of context, none negative.
+
+    Of fits that differ by rounding alone, as all of a single kind do, the one with the fewest terms counts.
+    """
     means = sums / sums[:, :1]
     columns = np.stack([np.ones(len(means)), means[:, REQUESTS], means[:, CONTEXT]], axis=1)
     times = means[:, SECONDS]
@@ -96,11 +101,12 @@ def _fit(sums: Floats) -> Floats:
     weights = np.sqrt(sums[:, STEPS]) / np.maximum(times, 1e-12)
     scale = np.maximum(columns.max(axis=0), 1e-12)
     left, right = columns / scale * weights[:, np.newaxis], times * weights
+    rounding = ROUNDING * float(np.square(right).sum())
     best, error = np.zeros(3), np.inf
     for chosen in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]):
         slopes = np.linalg.lstsq(left[:, chosen], right, rcond=None)[0]
         off = float(np.square(left[:, chosen] @ slopes - right).sum())
-        if (slopes >= 0).all() and off < error:
+        if (slopes >= 0).all() and off < error - rounding:
             best, error = np.zeros(3), off
             best[chosen] = slopes
     slopes_of: Floats = best / scale
