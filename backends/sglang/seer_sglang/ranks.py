@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import attrs
 from seer_host.process import ChildProcess
-from seer_worker.process.dead_ranks import end_after_grace
+from seer_worker.process.dead_ranks import NOTICE_S, end_after_grace
 
 from seer_core.errors import EngineError
 from seer_sglang.forked_rank import ForkedRank, can_fork
@@ -35,8 +35,6 @@ Rank = ChildProcess | ForkedRank
 
 MODULE = "seer_sglang.rank"
 """Has ``main``, which is a rank."""
-NOTICE_S = 2.0
-"""So soon a rank that has died is known to be dead, after others have failed for it."""
 
 
 @attrs.frozen

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,7 +15,7 @@ import structlog
 from msgspec import structs
 from seer_host.images import IMAGES
 from seer_worker.process.adapter import EndedChunk, EngineAdapter, LogitRow, Meters, Rejected, ScriptedTokens
-from seer_worker.process.dead_ranks import end_after_grace
+from seer_worker.process.dead_ranks import NOTICE_S, end_after_grace
 from seer_worker.process.figures import serve_figures
 from seer_worker.process.meters import BenchMeters
 from seer_worker.process.pooling import AWAITED_BYTES, PAUSE_S, PooledRequests
@@ -355,11 +356,13 @@ class VllmAdapter(EngineAdapter):
 
     @contextmanager
     def _noticing_dead_ranks(self) -> Iterator[None]:
-        """Turn the error that a dead rank leaves behind in vLLM into one that says so."""
+        """Turn the error that a dead rank leaves behind, in vLLM or other ranks, into one that says so."""
         try:
             yield
         except Exception as error:
-            if getattr(self.engine.model_executor, "is_failed", False):
+            executor = self.engine.model_executor
+            ends = [each.proc.sentinel for each in getattr(executor, "workers", ())]
+            if getattr(executor, "is_failed", False) or (ends and wait(ends, NOTICE_S)):
                 raise EngineError(f"one of its {self._parts.ranks} ranks has ended: {error}") from error
             raise
 

@@ -8,10 +8,12 @@ from collections.abc import Callable
 
 import structlog
 
-__all__ = ["end_after_grace"]
+__all__ = ["NOTICE_S", "end_after_grace"]
 
 log = structlog.get_logger("seer")
 
+NOTICE_S = 2.0
+"""How long an error of a rank that lives may come before the end of the one that caused it by dying."""
 GRACE_S = 10.0
 """How long a worker may take to report a dead rank.  One that is idle, or waits for it in C++, does not."""
 
