@@ -195,6 +195,7 @@ def _check_values(tree: Mapping[str, Any], origin: str) -> None:
     left: list[tuple[Any, str, int]] = [(tree, "", 0)]
     while left:
         value, key, depth = left.pop()
+        flaw = ""
         if depth > MOST_NESTED:
             top = printable(key.split(".")[0], SHOWN)
             raise ConfigError(f"{origin}: {top} is nested more than {MOST_NESTED} deep; write it flatter")
@@ -204,11 +205,11 @@ def _check_values(tree: Mapping[str, Any], origin: str) -> None:
         elif isinstance(value, list | tuple):
             left += [(inner, key, depth + 1) for inner in value]
         elif isinstance(value, str) and "\0" in value:
-            where = f"{origin}: {printable(key, SHOWN)}"
-            raise ConfigError(f"{where} holds the character zero, which no name and no path has; take it out")
+            flaw = "holds the character zero, which no name and no path has; take it out"
         elif isinstance(value, int) and not LEAST_INTEGER <= value <= MOST_INTEGER:
-            where = f"{origin}: {printable(key, SHOWN)}"
-            raise ConfigError(f"{where} is an integer beyond 64 bits; write a smaller one")
+            flaw = "is an integer beyond 64 bits; write a smaller one"
+        if flaw:
+            raise ConfigError(f"{origin}: {printable(key, SHOWN)} {flaw}")
 
 
 def _no_duplicates(names: Sequence[str], where: str) -> None:

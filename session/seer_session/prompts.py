@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -321,22 +322,31 @@ def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None, most: int) -> 
         raise PromptError(
             f"this engine has no tokenizer, so {given[0]!r} cannot be read; give prompt_token_ids"
         )
-    if record.prompt is not None and not record.prompt.strip():
-        raise PromptError("the prompt is empty")
-    if record.prompt is None and not record.messages:
+    if record.prompt is not None:
+        if not record.prompt.strip():
+            raise PromptError("the prompt is empty")
+        _require_short(record.prompt, tokenizer, most)
+        with _naming_refusals("tokenizer refused the prompt"):
+            return tokenizer.encode(record.prompt)
+    assert record.messages is not None
+    if not record.messages:
         raise PromptError("messages holds none, so the prompt is empty")
-    _require_short(record.prompt or text_of(record.messages or ()), tokenizer, most)
-    try:
-        if record.messages is None:
-            return tokenizer.encode(record.prompt or "")
+    _require_short(text_of(record.messages), tokenizer, most)
+    with _naming_refusals("chat template refused the messages"):
         if not record.chat_template_kwargs:
             return tokenizer.encode_chat(record.messages)
         return tokenizer.encode_chat(record.messages, record.chat_template_kwargs)
+
+
+@contextmanager
+def _naming_refusals(fact: str) -> Iterator[None]:
+    """Turn an error of a tokenizer's or a template's into one of the prompt."""
+    try:
+        yield
     except SeerError:
         raise
     except Exception as error:
-        refused = "tokenizer refused the prompt" if record.prompt else "chat template refused the messages"
-        raise PromptError(f"the {refused}: {printable(str(error), SHOWN)}") from error
+        raise PromptError(f"the {fact}: {printable(str(error), SHOWN)}") from error
 
 
 def _bad_words(

@@ -362,7 +362,7 @@ class VllmAdapter(EngineAdapter):
         except Exception as error:
             executor = self.engine.model_executor
             ends = [each.proc.sentinel for each in getattr(executor, "workers", ())]
-            if getattr(executor, "is_failed", False) or (ends and wait(ends, NOTICE_S)):
+            if ends and wait(ends, NOTICE_S):
                 raise EngineError(f"one of its {self._parts.ranks} ranks has ended: {error}") from error
             raise
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Sample", "Trainer", "checked_metrics"]
 
-METRICS = ("loss", "grad_norm", "dlogp_mean", "dlogp_p9999", "dlogp_max")
+REQUIRED_METRICS = ("loss", "grad_norm", "dlogp_mean", "dlogp_p9999", "dlogp_max")
 """What ``Trainer.train`` has to return, at least."""
 
 
@@ -140,14 +140,14 @@ def checked_metrics(returned: object) -> dict[str, float]:
     """Return what a trainer's ``train`` has returned, as Python's own numbers.
 
     Raises:
-        TrainError: it is no dict of numbers, or lacks one of ``METRICS`` that is finite.
+        TrainError: it is no dict of numbers, or lacks one of ``REQUIRED_METRICS`` that is finite.
     """
     if not isinstance(returned, Mapping):
         raise TrainError(f"the trainer's train() returned {returned!r:.60}: return a dict of metrics")
     for name, value in returned.items():
         if not (isinstance(name, str) and isinstance(value, Real)):
             raise TrainError(f"the trainer's train() returned {value!r:.60} as {name!r:.60}: return a number")
-    for name in METRICS:
+    for name in REQUIRED_METRICS:
         if name not in returned or not math.isfinite(returned[name]):
             raise TrainError(
                 f"the trainer's train() returned {returned.get(name, 'nothing')} as {name!r}, where a finite"

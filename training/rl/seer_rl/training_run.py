@@ -270,7 +270,7 @@ def _reporting(out: Path, table: TrainTable, listener: ProgressListener) -> Iter
         if is_ctrl_c(error):
             file.end("interrupted")
         else:
-            file.end("failed", str(error) if is_sentence(error) else fact_of(error))
+            file.end("failed", _reason(error))
         raise
     file.remove()
 
@@ -305,4 +305,9 @@ def _plot(out: Path) -> None:
     except ImportError as error:
         log.warning("no_plot", reason=f"{error}; {how_to_install('train', '`make setup`')}")
     except Exception as error:
-        log.warning("no_plot", reason=str(error) if is_sentence(error) else fact_of(error))
+        log.warning("no_plot", reason=_reason(error))
+
+
+def _reason(error: BaseException) -> str:
+    """Return the text of an error of Seer's, and of another its type as well."""
+    return str(error) if is_sentence(error) else fact_of(error)

@@ -5,7 +5,7 @@ import pytest
 import structlog
 from seer_rl.errors import TrainError
 from seer_rl.metrics import FIELDS
-from seer_rl.trainer import METRICS, checked_metrics
+from seer_rl.trainer import REQUIRED_METRICS, checked_metrics
 from training_runs import RecordingListener, fail, read_metrics, reproducible, run
 
 from seer_core.errors import OutputError
@@ -65,9 +65,9 @@ def test_every_field_of_a_line_is_described_and_every_field_that_is_described_oc
     [
         (None, "returned None: return a dict of metrics"),
         ({}, "returned nothing as 'loss', where a finite number is needed"),
-        (dict.fromkeys(METRICS, 0.1) | {"dlogp_mean": float("nan")}, "returned nan as 'dlogp_mean'"),
-        (dict.fromkeys(METRICS, 0.1) | {"kl": "0.1"}, "returned '0.1' as 'kl': return a number"),
-        (dict.fromkeys(METRICS, 0.1) | {3: 0.1}, "returned 0.1 as 3: return a number"),
+        (dict.fromkeys(REQUIRED_METRICS, 0.1) | {"dlogp_mean": float("nan")}, "returned nan as 'dlogp_mean'"),
+        (dict.fromkeys(REQUIRED_METRICS, 0.1) | {"kl": "0.1"}, "returned '0.1' as 'kl': return a number"),
+        (dict.fromkeys(REQUIRED_METRICS, 0.1) | {3: 0.1}, "returned 0.1 as 3: return a number"),
     ],
 )
 def test_what_a_trainer_of_ones_own_returns_is_metrics_or_an_error_that_names_them(
@@ -79,7 +79,7 @@ def test_what_a_trainer_of_ones_own_returns_is_metrics_or_an_error_that_names_th
 
 
 def test_metrics_may_be_numbers_of_numpy():
-    returned = dict.fromkeys(METRICS, np.float32(0.5)) | {"trained_tokens": np.int64(7)}
+    returned = dict.fromkeys(REQUIRED_METRICS, np.float32(0.5)) | {"trained_tokens": np.int64(7)}
     found = checked_metrics(returned)
     assert found == returned
     assert {type(each) for each in found.values()} == {int, float}
