@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tomllib
 from argparse import Namespace
@@ -12,6 +13,7 @@ from seer_journal import DiskJournal
 from seer_session import Config, Sampling, Session, load_config
 
 from seer_core.errors import ConfigError, quote
+from seer_slime.nucleus import FIELD
 
 __all__ = ["Engines", "check", "kept_config", "router_of"]
 
@@ -102,6 +104,8 @@ def kept_config(path: str | None, router: str) -> Config:
         settings.append("engine.remote.require=distributed")
     if "processed_logprobs" not in remote:
         settings.append("engine.remote.processed_logprobs=true")
+    named_too = [*remote.get("divided_attachments", ()), FIELD]
+    settings.append(f"engine.remote.divided_attachments={json.dumps(named_too)}")
     return load_config(place, settings)
 
 

@@ -219,6 +219,8 @@ async def go_on(
         "no_stop_trim": True,
         "spaces_between_special_tokens": False,
     }
+    if "custom_params" in sampling:
+        how["custom_params"] = sampling["custom_params"]
     state = GenerateState(args)
     if getattr(args, "sglang_enable_deterministic_inference", False):
         seeds = state.group_sampling_seeds

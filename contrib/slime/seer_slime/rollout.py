@@ -31,6 +31,7 @@ from seer_core import Sampling
 from seer_core.errors import ConfigError, EngineError, SeerError
 from seer_slime.engines import Engines, check, router_of
 from seer_slime.fallback import Fallback, Unfinished, WatchedRollout, go_on, limits_of
+from seer_slime.nucleus import ASKED, NO_NUCLEUS, nucleus_of, wants_nucleus
 
 if TYPE_CHECKING:
     from slime.rollout.data_source import DataSource
@@ -243,9 +244,13 @@ def _roll_out(
     """Fill and score samples while engines go on; return the groups without a failed response, in order."""
     tokenizer = tokenizer_of(args.hf_checkpoint, trust_remote_code=True)
     named = dict(zip(names, groups, strict=True))
-    more = {}
+    nucleus = wants_nucleus(args, evaluation=evaluation)
+    attached: dict[str, Any] = {}
     if args.use_rollout_routing_replay and router_of(args) is not None:
-        more["attachments"] = {"return_routed_experts": True}
+        attached["return_routed_experts"] = True
+    if nucleus:
+        attached["sampling_params"] = {"custom_params": ASKED}
+    more = {"attachments": attached} if attached else {}
     records = [
         {
             "group_id": name,
@@ -269,6 +274,9 @@ def _roll_out(
         if args.use_rollout_routing_replay:
             experts = _experts(args, completion, len(prompts[name]))
             named[name][index].rollout_routed_experts = experts
+        if nucleus:
+            sample = named[name][index]
+            sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = nucleus_of(completion)
         scored[name, index] = _submit(_score(args, named[name][index], evaluation))
     for each in step.left:
         work = _go_on(args, named[each.group][each.place], prompts[each.group], each, sampling, evaluation)
@@ -328,6 +336,10 @@ async def _go_on(
     evaluation: bool,
 ) -> Any:
     """Return a sample that slime's own client has finished, scored."""
+    nucleus = wants_nucleus(args, evaluation=evaluation)
+    if nucleus:  # it is not known of the tokens so far: the response begins anew
+        has = Unfinished(has.group, has.place, [], [])
+        sampling = sampling | {"custom_params": dict(ASKED)}
     ids, logprobs, rest = list(has.token_ids), list(has.logprobs), sample
     status = Sample.Status.TRUNCATED
     if len(ids) < sampling["max_tokens"]:
@@ -341,6 +353,11 @@ async def _go_on(
     sample.rollout_log_probs = logprobs
     sample.weight_versions = list(rest.weight_versions)
     sample.metadata = {**(sample.metadata or {}), "seer_fallback": True}
+    if nucleus and status != Sample.Status.ABORTED:
+        if rest.rollout_top_p_token_ids is None:
+            raise NO_NUCLEUS
+        sample.rollout_top_p_token_ids = rest.rollout_top_p_token_ids
+        sample.rollout_top_p_token_offsets = rest.rollout_top_p_token_offsets
     if args.use_rollout_routing_replay:
         sample.rollout_routed_experts = rest.rollout_routed_experts
         if rest.rollout_routed_experts is None:  # it had all of its tokens, and no server is asked once more

@@ -22,16 +22,30 @@ def experts_of(tokens: list[int]) -> Any:
     return each * 7 % 64 + np.arange(6, dtype=np.int32).reshape(3, 2)
 
 
+def nucleus_of(tokens: list[int]) -> tuple[list[int], list[int]]:
+    """Return the tokens from which each of these was drawn, and where they begin."""
+    each = [[token + place for place in range(1 + token % 3)] for token in tokens]
+    return [found for some in each for found in some], [0, *np.cumsum([len(some) for some in each]).tolist()]
+
+
+def packed(numbers: Any) -> str:
+    """Return numbers as SGLang writes them."""
+    return base64.b64encode(np.asarray(numbers, np.int32).tobytes()).decode()
+
+
 class StandInServers:
     """A router and the servers that it lists, in a thread of their own.
 
     ``weights`` decide tokens, ``label`` is their name; ``requests`` are those of each server, which has so
-    many ``groups`` of ranks for attention.
+    many ``groups`` of ranks for attention.  The router sends its own requests to the first; ``routed`` are
+    those.  With ``patched`` servers answer the tokens from which they draw.
     """
 
     def __init__(self, count: int = 2) -> None:
         self.weights, self.label = 0, "default"
         self.groups = 1
+        self.patched = True
+        self.routed: list[dict[str, Any]] = []
         self.requests: list[list[dict[str, Any]]] = [[] for _ in range(count)]
         self._held: asyncio.Event | None = None
         self._loop = asyncio.new_event_loop()
@@ -70,7 +84,11 @@ class StandInServers:
         async def workers(_: web.Request) -> web.Response:
             return web.json_response({"workers": [{"url": each} for each in self.urls]})
 
-        return [web.get("/workers", workers)]
+        async def generate(request: web.Request) -> web.Response:
+            self.routed.append(await request.json())
+            return self._generate(0, self.routed[-1])
+
+        return [web.get("/workers", workers), web.post("/generate", generate)]
 
     def _server(self, number: int) -> list[Any]:
         def answering(answer: Any) -> Any:
@@ -113,7 +131,7 @@ class StandInServers:
             key = f"{seed} {place} {[*context, *tokens][-1]} {self.weights}".encode()
             tokens.append(3 + int.from_bytes(hashlib.sha256(key).digest()[:4]) % (VOCAB - 3))
         meta = {
-            "id": body["rid"],
+            "id": body.get("rid", "own"),
             "finish_reason": {"type": "length"},
             "output_token_logprobs": [(-0.5 - self.weights / 7, token, None) for token in tokens],
             "cached_tokens": 0,
@@ -121,5 +139,7 @@ class StandInServers:
         }
         if body.get("return_routed_experts"):
             experts = experts_of([*context, *tokens])
-            meta["routed_experts"] = base64.b64encode(experts.tobytes()).decode()
+            meta["routed_experts"] = packed(experts)
+        if self.patched and (how.get("custom_params") or {}).get("return_top_p_token_ids"):
+            meta["top_p_token_ids"], meta["top_p_token_offsets"] = map(packed, nucleus_of(tokens))
         return web.json_response({"text": "", "output_ids": tokens, "meta_info": meta})

@@ -4,6 +4,7 @@ It is no package of an index.  With a checkout on ``PYTHONPATH`` the tests run o
 """
 
 import asyncio
+import base64
 import importlib
 import json
 import sys
@@ -12,6 +13,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
+
+import aiohttp
+import numpy as np
+import torch
 
 
 @dataclass
@@ -36,6 +41,8 @@ class Sample:
     loss_mask: list | None = None
     weight_versions: list = field(default_factory=list)
     rollout_log_probs: list | None = None
+    rollout_top_p_token_ids: object = None
+    rollout_top_p_token_offsets: object = None
     rollout_routed_experts: object = None
     status: Status = Status.PENDING
     metadata: dict = field(default_factory=dict)
@@ -126,6 +133,49 @@ def load_tokenizer(name_or_path, **_):
     return AutoTokenizer.from_pretrained(name_or_path)
 
 
+def int32_of(meta, name):
+    return np.frombuffer(base64.b64decode(meta[name]), np.int32).copy() if name in meta else None
+
+
+class GenerateState:
+    def __init__(self, args):
+        self.semaphore = asyncio.Semaphore(8)
+
+
+async def generate(args, sample, sampling_params):
+    body = {"input_ids": sample.tokens, "sampling_params": sampling_params, "return_logprob": True}
+    if args.use_rollout_routing_replay:
+        body["return_routed_experts"] = True
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+    async with aiohttp.ClientSession() as session:
+        meta = (await (await session.post(url, json=body)).json())["meta_info"]
+    pairs = meta["output_token_logprobs"]
+    sample.tokens = [*sample.tokens, *(token for _, token, _ in pairs)]
+    sample.response_length = len(pairs)
+    sample.rollout_log_probs = [logprob for logprob, _, _ in pairs]
+    sample.weight_versions.append(meta["weight_version"])
+    if (experts := int32_of(meta, "routed_experts")) is not None:
+        shape = (len(sample.tokens) - 1, args.num_layers, args.moe_router_topk)
+        sample.rollout_routed_experts = torch.from_numpy(experts.reshape(shape))
+    if (tokens := int32_of(meta, "top_p_token_ids")) is not None:
+        sample.rollout_top_p_token_ids = torch.from_numpy(tokens)
+        sample.rollout_top_p_token_offsets = torch.from_numpy(int32_of(meta, "top_p_token_offsets"))
+    sample.status = Sample.Status.TRUNCATED
+    return sample
+
+
+def generate_rollout(args, rollout_id, data_source, evaluation=False):
+    own_client = sys.modules["slime.rollout.sglang_rollout"].generate  # as tests may have replaced it
+    tokenizer = load_tokenizer(args.hf_checkpoint)
+    groups = data_source.get_samples(args.rollout_batch_size)
+    for group in groups:
+        for sample in group:
+            sample.tokens = tokenizer.encode(sample.prompt, add_special_tokens=False)
+            how = {"temperature": args.rollout_temperature, "max_new_tokens": args.rollout_max_response_len}
+            asyncio.run(own_client(args, sample, how))
+    return RolloutFnTrainOutput(groups)
+
+
 class Dataset:
     def __init__(self, path, *, prompt_key, label_key, **_):
         rows = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
@@ -170,6 +220,7 @@ MODULES = {
     ),
     "slime.rollout.rm_hub": (async_rm, batched_async_rm),
     "slime.rollout.sample_hooks": (apply_rollout_sample_hooks,),
+    "slime.rollout.sglang_rollout": (GenerateState, generate, generate_rollout),
     "slime.utils": (),
     "slime.utils.async_utils": (get_async_loop,),
     "slime.utils.data": (Dataset,),
@@ -187,3 +238,4 @@ def install():
         module.__path__ = []
         for each in contents:
             setattr(module, each.__name__, each)
+    sys.modules["slime"].is_standin = True

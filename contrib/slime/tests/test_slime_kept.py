@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import sys
 from itertools import count
-from types import ModuleType, SimpleNamespace
 
-import aiohttp
 import numpy as np
 import pytest
+import seer_slime.rollout
+import slime
+import torch
 from seer_divided_rollout.splitter import Chunks
 from seer_host.off_switch import is_off
 from seer_slime import generate_rollout
 from seer_slime.engines import kept_config
-from sglang_standin import StandInServers, experts_of
+from sglang_standin import StandInServers, experts_of, nucleus_of
+from slime.rollout import sglang_rollout
 from slime.rollout.base_types import call_rollout_fn
 
 from seer_core.errors import ConfigError, EngineError, SeerError
@@ -84,48 +83,39 @@ def test_a_server_has_the_kv_of_all_its_groups_of_ranks_which_share_no_prompts(
         assert (info.kv_capacity_tokens, info.shares_prompts) == (4096 * groups, groups == 1)
 
 
-def test_off_is_slimes_own_function(kept, source, monkeypatch):
-    module = ModuleType("slime.rollout.sglang_rollout")
-    module.generate_rollout = lambda *arguments: arguments
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+def test_off_is_slimes_own_function(kept, source, servers, own_client, monkeypatch, engines):
     monkeypatch.setenv("SEER", "off")
-    args = kept(4)
-    assert call_rollout_fn(generate_rollout, args, 3, source, evaluation=False) == (args, 3, source, False)
+    output = call_rollout_fn(generate_rollout, kept(4), 3, source, evaluation=False)
+    samples = [sample for group in output.samples for sample in group]
+    assert len(own_client) == len(servers.routed) == len(samples) == 12
+    assert all(sample.response_length == 16 for sample in samples)
+    assert servers.requests[0] == servers.routed
+    assert not engines
     monkeypatch.setenv("SEER", "of")
     with pytest.raises(ConfigError, match="set it to on or off"):
         is_off()
 
 
-class OwnClient:
-    """slime's own client, as its module ``sglang_rollout`` has it: a request to one of its servers."""
-
-    def __init__(self, servers, monkeypatch):
-        self.servers, self.samples = servers, []
-        module = ModuleType("slime.rollout.sglang_rollout")
-        module.GenerateState = lambda args: SimpleNamespace(semaphore=asyncio.Semaphore(8))
-        module.generate = self.generate
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-
-    async def generate(self, args, sample, how):
-        self.samples.append(sample)
-        body = {"input_ids": sample.tokens, "sampling_params": how, "rid": "own"}
-        body["return_routed_experts"] = args.use_rollout_routing_replay
-        async with aiohttp.ClientSession() as session:
-            answer = await (await session.post(f"{self.servers.urls[0]}/generate", json=body)).json()
-        pairs = answer["meta_info"]["output_token_logprobs"]
-        sample.tokens = [*sample.tokens, *(token for _, token, _ in pairs)]
-        sample.rollout_log_probs = [logprob for logprob, _, _ in pairs]
-        sample.weight_versions = [answer["meta_info"]["weight_version"]]
-        if args.use_rollout_routing_replay:  # as ``Sample.append_response_tokens`` reads them
-            numbers = np.frombuffer(base64.b64decode(answer["meta_info"]["routed_experts"]), np.int32)
-            sample.rollout_routed_experts = numbers.reshape(len(sample.tokens) - 1, 3, args.moe_router_topk)
-        sample.status = type(sample).Status.TRUNCATED
-        return sample
-
-
 @pytest.fixture
-def own_client(servers, monkeypatch):
-    return OwnClient(servers, monkeypatch)
+def own_client(args, kept, monkeypatch):
+    """Yield the samples that slime's own client has been given, in the order of its calls."""
+    generate, samples = sglang_rollout.generate, []
+
+    async def recorded(args, sample, sampling_params):
+        samples.append(sample)
+        return await generate(args, sample, sampling_params)
+
+    monkeypatch.setattr(sglang_rollout, "generate", recorded)
+    if hasattr(slime, "is_standin"):
+        yield samples
+        return
+    from slime.utils import async_utils, http_utils, misc
+
+    monkeypatch.setattr(misc.SingletonMeta, "_instances", {})
+    monkeypatch.setattr(http_utils, "_http_client", None)
+    http_utils.init_http_client(args)  # as its rollout manager does
+    yield samples
+    async_utils.run(http_utils._http_client.aclose())
 
 
 @pytest.fixture
@@ -153,10 +143,10 @@ def test_where_seer_fails_slimes_own_client_goes_on_behind_the_tokens_so_far(
     args = kept(4)
     output = generate_rollout(args, 0, source)
     samples = [sample for group in output.samples for sample in group]
-    assert output.metrics["rollout/seer/fallbacks"] == len(own_client.samples) > 0
+    assert output.metrics["rollout/seer/fallbacks"] == len(own_client) > 0
     went_on = [each for each in samples if each.metadata.get("seer_fallback")]
-    assert len(went_on) == len(own_client.samples)
-    starts = [len(each.tokens) - len(each.rollout_log_probs) for each in own_client.samples]
+    assert len(went_on) == len(own_client)
+    starts = [len(each.tokens) - len(each.rollout_log_probs) for each in own_client]
     prompt = len(samples[0].tokens) - 16
     assert max(starts) > prompt  # behind a chunk at least
     for sample in samples:
@@ -181,8 +171,36 @@ def test_samples_have_the_experts_that_slimes_servers_took_however_they_are_divi
     for group in output.samples:
         for sample in group:
             found = sample.rollout_routed_experts
-            assert found.dtype == np.int32
-            assert (found == experts_of(sample.tokens)).all()
+            assert found.dtype in (np.int32, torch.int32)  # of slime's own client
+            assert (np.asarray(found) == experts_of(sample.tokens)).all()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_samples_have_the_tokens_from_which_slimes_servers_drew_however_they_are_divided(
+    kept, source, servers, own_client, breaking, fails
+):
+    if fails:
+        breaking(20)
+    args = kept(4)
+    args.rollout_top_p = 0.9
+    output = generate_rollout(args, 0, source)
+    samples = [sample for group in output.samples for sample in group]
+    written = [sample for sample in samples if sample.metadata.get("seer_fallback")]
+    assert bool(written) == bool(own_client) == fails
+    for sample in samples:
+        ids, offsets = sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
+        assert ids.dtype == offsets.dtype == torch.int32
+        assert (ids.tolist(), offsets.tolist()) == nucleus_of(sample.tokens[-16:])
+    assert all(each["sampling_params"]["max_new_tokens"] == 16 for each in servers.routed)
+
+
+def test_servers_that_do_not_answer_the_tokens_from_which_they_draw_are_refused(kept, source, servers):
+    servers.patched = False
+    args = kept(4)
+    generate_rollout(args, 0, source)
+    args.rollout_top_p = 0.9
+    with pytest.raises(ConfigError, match="slime's patch of SGLang"):
+        generate_rollout(args, 1, source)
 
 
 def test_no_more_responses_of_a_run_than_the_limit_are_written_without_seer(
@@ -193,7 +211,7 @@ def test_no_more_responses_of_a_run_than_the_limit_are_written_without_seer(
     args.seer_most_fallbacks = 1
     with pytest.raises(EngineError, match="1 responses of a run may be written without it"):
         generate_rollout(args, 0, source)
-    assert not own_client.samples
+    assert not own_client
 
 
 def test_a_scheduler_that_stalls_has_failed_after_a_while(kept, source, servers, own_client):
@@ -206,14 +224,27 @@ def test_a_scheduler_that_stalls_has_failed_after_a_while(kept, source, servers,
     assert all(sample.metadata["seer_fallback"] for group in output.samples for sample in group)
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
 def test_with_a_journal_a_failure_ends_the_rollout_which_goes_on_where_it_was(
-    kept, source, own_client, breaking, tmp_path
+    kept, source, own_client, breaking, engines, tmp_path, top_p
 ):
-    breaking(20)
     args = kept(4)
+    args.rollout_top_p = top_p
+    undisturbed = generate_rollout(args, 0, source)
+    breaking(20)
     args.seer_journal = str(tmp_path / "journal")
     with pytest.raises(SeerError, match="broken"):
-        generate_rollout(args, 0, source)
+        generate_rollout(args, 0, type(source)())
+    engines[1].close()  # as its process ends
+    seer_slime.rollout.engines_of.cache_clear()
+    resumed = generate_rollout(args, 0, type(source)())
+    assert tokens(resumed) == tokens(undisturbed)
+    assert 0 < engines[2].session.result.summary.resumed_tokens < 12 * 16
+    assert not own_client
+    if top_p != 1:
+        for sample in (sample for group in resumed.samples for sample in group):
+            ids, offsets = sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
+            assert (ids.tolist(), offsets.tolist()) == nucleus_of(sample.tokens[-16:])
 
 
 def test_a_config_with_engines_is_refused(tmp_path):
