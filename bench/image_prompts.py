@@ -107,7 +107,7 @@ def read(path: Path) -> Row:
     """Read a prompts file and send its images; return seconds of CPU, and bytes."""
     from seer_host.config_files import RolloutTable
     from seer_session.prompts import read_prompts
-    from seer_worker.client.images import HeldImages
+    from seer_worker.client.images import HeldImages, read_all
     from seer_worker.wire import HoldImage
 
     from seer_core.ports.engine import ModelInfo
@@ -121,7 +121,8 @@ def read(path: Path) -> Row:
         images = HeldImages()
         for group in groups:
             for again in range(2):
-                messages = images.open(f"{group.id}/0#{again}", group.attachments)
+                files = read_all(images.unread(group.attachments))
+                messages = images.open(f"{group.id}/0#{again}", group.attachments, files)
                 sent += [len(each.data) for each in messages if isinstance(each, HoldImage)]
     return {
         "tokens": sum(len(group.prompt_token_ids) for group in groups),

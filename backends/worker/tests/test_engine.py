@@ -12,6 +12,8 @@ from pathlib import Path
 
 import attrs
 import pytest
+from msgspec import structs
+from seer_host.images import PlacedImages
 from seer_host.machine_probe import MachineProber
 from seer_testing import EngineContract
 from seer_worker.client import fork_server
@@ -20,7 +22,7 @@ from seer_worker.client.process_client import Launch, ProcessClient
 from seer_worker.process.serving import work
 from seer_worker.wire import Channel, Shutdown
 
-from seer_core.errors import EngineError
+from seer_core.errors import EngineError, PromptError
 from seer_core.model import Sampling
 from seer_core.model.arrays import Tokens
 from seer_core.ports.clock import RealClock
@@ -28,6 +30,7 @@ from seer_core.ports.drafting import SiblingTokens, SourceSpec
 from seer_core.ports.engine import ChunkJob, ModelInfo, PlaceSeeker
 from seer_core.ports.kv import PoolStats, StoreSpec
 from seer_core.ports.weights import directory
+from tests.support.eventually import PATIENCE_S
 
 HERE = str(Path(__file__).parent)
 
@@ -666,5 +669,73 @@ def test_an_instance_says_the_labels_and_the_model_that_it_was_launched_with(lau
         info = await engine.start(Sink())
         await engine.stop()
         assert (info.labels, info.model) == ({"gpu": "h100"}, "files")
+
+    play(story)
+
+
+class SlowFile:
+    """An image whose file is read once it may be."""
+
+    data = None
+
+    def __init__(self, digest, error=None):
+        self.digest, self.error, self.may_be_read, self.reads = digest, error, threading.Event(), 0
+
+    def read(self):
+        assert self.may_be_read.wait(PATIENCE_S)
+        self.reads += 1
+        if self.error is not None:
+            raise PromptError(self.error)
+        return b"the image"
+
+
+def seeing(name, *images, **changes):
+    places = PlacedImages([*images], [(number, 1) for number in range(len(images))])
+    return structs.replace(job(name, **changes), attachments=places)
+
+
+def test_chunks_go_on_while_the_files_of_images_are_read_and_each_is_read_once(launch):
+    async def story():
+        sink, first, second = Sink(), SlowFile("a"), SlowFile("b", "it has changed")
+        engine = await started(attrs.evolve(launch, instance="toys:Seeing"), sink)
+        engine.submit(seeing("1", first))
+        engine.submit(seeing("2", first, max_tokens=3))
+        engine.submit(seeing("dropped", first))
+        engine.submit(seeing("3", first, second))
+        engine.submit(seeing("4", first, max_tokens=2))
+        engine.submit(job("text"))
+        await sink.until(lambda: "text" in sink.outputs)
+        assert list(sink.outputs) == ["text"]
+        with pytest.raises(EngineError, match="5 chunks are running"):
+            await engine.reset_cache()
+        engine.abort("dropped")
+        engine.end_chunk("1")
+        first.may_be_read.set()
+        await sink.until(lambda: {"1", "2"} <= sink.outputs.keys())
+        assert [len(sink.outputs[name].token_ids) for name in "12"] == [8, 3]  # a toy ends none early
+        assert sink.failures == {}
+        second.may_be_read.set()
+        await sink.until(lambda: "4" in sink.outputs)
+        assert sink.failures == {"3": "it has changed"}
+        assert sink.outputs.keys() == {"text", "1", "2", "4"}
+        assert first.reads == 1
+        await engine.reset_cache()
+        await engine.stop()
+
+    play(story)
+
+
+def test_what_is_read_for_a_worker_that_is_gone_is_not_sent_to_the_next(launch):
+    async def story():
+        sink, file = Sink(), SlowFile("a")
+        engine = await started(attrs.evolve(launch, instance="toys:Seeing"), sink)
+        engine.submit(seeing("1", file))
+        await engine.stop()
+        await engine.start(sink)
+        file.may_be_read.set()
+        engine.submit(seeing("2", file))
+        await sink.until(lambda: "2" in sink.outputs)
+        assert (sink.outputs.keys(), sink.failures) == ({"2"}, {})
+        await engine.stop()
 
     play(story)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 from seer_host.images import PlacedImages, PromptImage
-from seer_worker.client.images import HeldImages
+from seer_worker.client.images import HeldImages, read_all
 from seer_worker.tokenizer.images import ImagePlaces
 from seer_worker.wire import DropImages, HoldImage
 
@@ -72,25 +72,25 @@ def prompt(*names):
 
 def test_an_image_is_sent_once_and_the_oldest_that_no_chunk_needs_is_dropped():
     held = HeldImages(most_bytes=25)
-    assert list(held.open("1", {"further": 1})) == []
-    assert list(held.open("1", prompt("a", "b", "a"))) == [
+    assert list(held.open("1", {"further": 1}, {})) == []
+    assert list(held.open("1", prompt("a", "b", "a"), {})) == [
         HoldImage("a", b"a" * 10),
         HoldImage("b", b"b" * 10),
     ]
-    assert list(held.open("2", prompt("a"))) == []
-    assert list(held.open("3", prompt("c"))) == [HoldImage("c", b"c" * 10)]
+    assert list(held.open("2", prompt("a"), {})) == []
+    assert list(held.open("3", prompt("c"), {})) == [HoldImage("c", b"c" * 10)]
     held.close("1")
     held.close("2")
-    assert list(held.open("4", prompt("a", "d"))) == [HoldImage("d", b"d" * 10), DropImages(("b",))]
+    assert list(held.open("4", prompt("a", "d"), {})) == [HoldImage("d", b"d" * 10), DropImages(("b",))]
     held.close("3")
     held.close("4")
     held.close("4")
-    assert list(held.open("5", prompt("b"))) == [HoldImage("b", b"b" * 10), DropImages(("c", "a"))]
+    assert list(held.open("5", prompt("b"), {})) == [HoldImage("b", b"b" * 10), DropImages(("c", "a"))]
     held.clear()
-    assert list(held.open("6", prompt("b"))) == [HoldImage("b", b"b" * 10)]
+    assert list(held.open("6", prompt("b"), {})) == [HoldImage("b", b"b" * 10)]
 
 
 def test_an_image_that_has_gone_is_an_error_of_its_chunk(tmp_path):
     gone = PromptImage("a", 1, 1, tmp_path / "a.png")
     with pytest.raises(PromptError, match="is no file"):
-        list(HeldImages().open("1", PlacedImages([gone], [(0, 1)])))
+        read_all(HeldImages().unread(PlacedImages([gone], [(0, 1)])))

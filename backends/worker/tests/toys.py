@@ -263,6 +263,27 @@ class Late(Toy):
         self.sampler.choose = lambda logits, jobs, positions: choose(logits, jobs, [positions[0] + 1])
 
 
+class Seeing(Toy):
+    """Takes images, and refuses a chunk whose images it has not."""
+
+    def __init__(self, start):
+        super().__init__(start)
+        self.images = {}
+
+    def hold_image(self, digest, data):
+        self.images[digest] = data
+
+    def drop_images(self, digests):
+        for digest in digests:
+            del self.images[digest]
+
+    def submit(self, job, salt):
+        images = [image["digest"] for image in job.attachments.get("images", [])]
+        if missing := [digest for digest in images if digest not in self.images]:
+            raise Rejected(f"{missing} are not here")
+        super().submit(job, salt)
+
+
 class Idle(Toy):
     """Never writes a token."""
 

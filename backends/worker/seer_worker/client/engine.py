@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 import msgspec
+from seer_host.images import PlacedImages
 from seer_host.json_files import describe_flaw
 from seer_host.launcher import RunningWorker
 from seer_host.machine_probe import MachineProbe
@@ -22,7 +23,7 @@ from seer_core.ports.engine import ChunkJob, InstanceSink
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec
 from seer_worker.client.digest import digest_of
-from seer_worker.client.images import HeldImages
+from seer_worker.client.images import HeldImages, read_all
 from seer_worker.seer_version import seer_version
 from seer_worker.wire import (
     AbortChunk,
@@ -96,6 +97,10 @@ class WorkerClient:
         self._chunks: set[str] = set()
         """The chunks that the worker has not answered."""
         self._images = HeldImages()
+        self._unsent: dict[str, bool] = {}
+        """Chunks that wait for the files of their images, and whether each is to end with one token."""
+        self._reading: asyncio.Task[None] | None = None
+        """What reads the files of the last of them."""
         self._whole: WeightSpec | None = None
         """The last whole weights since the start, with which an adapter is merged."""
         self._labels = dict(labels or {})
@@ -105,6 +110,11 @@ class WorkerClient:
         self._wired: KVPool | None = None
         self._sink: InstanceSink | None = None
         self._up = False
+
+    @property
+    def _sent(self) -> int:
+        """How many chunks the worker has."""
+        return len(self._chunks) - len(self._unsent)
 
     @property
     def log(self) -> str:
@@ -175,23 +185,51 @@ class WorkerClient:
         if not self._up:
             return
         self._chunks.add(job.id)
-        try:
-            for message in self._images.open(job.id, job.attachments):
-                self._send(message)
-        except PromptError as error:
-            failed = Failed(job.id, str(error))
-            asyncio.get_running_loop().call_soon(self._receive, failed)
+        waits = self._unsent and isinstance(job.attachments, PlacedImages)
+        if waits or self._images.unread(job.attachments):
+            self._unsent[job.id] = False
+            sending = self._send_when_read(job, self._reading)
+            self._reading = asyncio.get_running_loop().create_task(sending)
         else:
-            self._send(Submit(job))
+            self._send_chunk(job, {})
+
+    async def _send_when_read(self, job: ChunkJob, before: asyncio.Task[None] | None) -> None:
+        """Read the files of a chunk's images beside the event loop, after those of the chunk ``before``."""
+        if before is not None:
+            await asyncio.wait([before])
+        flaw, read = "", {}
+        try:
+            if job.id in self._unsent:
+                read = await asyncio.to_thread(read_all, self._images.unread(job.attachments))
+        except PromptError as error:
+            flaw = str(error)
+        ends = self._unsent.pop(job.id, None)
+        if ends is None:  # dropped, or the worker is gone
+            return
+        if flaw:
+            self._receive(Failed(job.id, flaw))
+            return
+        self._send_chunk(job, read)
+        if ends:
+            self._send(EndChunkEarly(job.id))
+
+    def _send_chunk(self, job: ChunkJob, read: Mapping[str, bytes]) -> None:
+        for message in self._images.open(job.id, job.attachments, read):
+            self._send(message)
+        self._send(Submit(job))
 
     def abort(self, job_id: str) -> None:
         """Drop a chunk."""
         self._over(job_id)
-        self._send(AbortChunk(job_id))
+        if self._unsent.pop(job_id, None) is None:
+            self._send(AbortChunk(job_id))
 
     def end_chunk(self, job_id: str) -> None:
         """End a chunk with its next token, if the engine can."""
-        self._send(EndChunkEarly(job_id))
+        if job_id in self._unsent:
+            self._unsent[job_id] = True
+        else:
+            self._send(EndChunkEarly(job_id))
 
     def add_sibling_tokens(self, text: SiblingTokens) -> None:
         """Send the drafter what a response has written on another instance."""
@@ -330,6 +368,7 @@ class WorkerClient:
         self._up = False
         self._sink = None
         self._chunks.clear()
+        self._unsent.clear()
         self._images.clear()
 
     def _over(self, job_id: str) -> None:

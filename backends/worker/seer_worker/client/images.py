@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from seer_host.images import PlacedImages
+from seer_host.images import PlacedImages, PromptImage
 
 from seer_worker.wire import DropImages, HoldImage
 
-__all__ = ["HeldImages"]
+__all__ = ["HeldImages", "read_all"]
 
 MOST_HELD_BYTES = 1 << 30
 """Of images' files in a worker, unless its running chunks need more."""
+
+
+def read_all(images: Sequence[PromptImage]) -> dict[str, bytes]:
+    """Return the files of images by digest.
+
+    Raises:
+        PromptError: an image cannot be read any more.
+    """
+    return {image.digest: image.read() for image in images}
 
 
 class HeldImages:
@@ -32,19 +41,22 @@ class HeldImages:
         self._needed.clear()
         self._of.clear()
 
-    def open(self, job_id: str, attachments: Mapping[str, Any]) -> Iterator[HoldImage | DropImages]:
-        """Yield what has to be sent to the worker before a chunk.
+    def unread(self, attachments: Mapping[str, Any]) -> list[PromptImage]:
+        """Return the images of a chunk that the worker has not, and whose bytes are in files."""
+        sources = attachments.sources if isinstance(attachments, PlacedImages) else {}
+        return [each for each in sources.values() if each.data is None and each.digest not in self._sizes]
 
-        Raises:
-            PromptError: an image cannot be read any more.
-        """
+    def open(
+        self, job_id: str, attachments: Mapping[str, Any], read: Mapping[str, bytes]
+    ) -> Iterator[HoldImage | DropImages]:
+        """Yield what has to be sent to the worker before a chunk; ``read`` has what is ``unread``."""
         if not isinstance(attachments, PlacedImages):
             return
         digests = list(dict.fromkeys(attachments.digests))
         for digest in digests:
             size = self._sizes.pop(digest, None)
             if size is None:
-                data = attachments.sources[digest].read()
+                data = read.get(digest) or attachments.sources[digest].read()
                 size = len(data)
                 yield HoldImage(digest, data)
             self._sizes[digest] = size

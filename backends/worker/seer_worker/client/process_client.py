@@ -130,7 +130,7 @@ class ProcessClient(WorkerClient):
     def _carry(self, message: ToWorker) -> None:
         """Send a message at the end of this turn of the event loop."""
         if self.worker is not None:
-            if isinstance(message, Submit) and len(self._chunks) == 1:
+            if isinstance(message, Submit) and self._sent == 1:
                 self._busy_since_s = monotonic()
             self.worker.send(message)
 
@@ -210,7 +210,7 @@ class ProcessClient(WorkerClient):
             reason = f"its worker sent no message of Seer's: {error}"
         except TimeoutError:
             await worker.end()
-            limit_s, chunks = self.spec.silence_timeout_s, len(self._chunks)
+            limit_s, chunks = self.spec.silence_timeout_s, self._sent
             reason = f"silent for silence_timeout_s = {limit_s:g} with {chunks} chunks"
         finally:
             if notice is not None:
@@ -240,7 +240,7 @@ class ProcessClient(WorkerClient):
                 async with asyncio.timeout(turn_s if silent_s < silence_s else 0):
                     return await worker.receive()
             except TimeoutError:
-                if not self._chunks or worker.received_bytes != received:
+                if not self._sent or worker.received_bytes != received:
                     silent_s = 0.0
                 elif silent_s >= silence_s:
                     raise
