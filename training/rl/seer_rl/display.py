@@ -23,6 +23,7 @@ class TrainDisplay:
         self._iterations = iterations
         self._phase = STARTING
         self._progress = ""
+        self._quantization: list[str] = []
         self._since = time.monotonic()
         self._console = Console(
             file=stream or sys.stderr, highlight=False, markup=False, emoji=False, soft_wrap=True
@@ -57,7 +58,11 @@ class TrainDisplay:
         self._progress = f"  {finished} of {wanted} responses"
 
     def iterated(self, metrics: Mapping[str, Any]) -> None:
-        """Print an iteration's line."""
+        """Print an iteration's line, after one that names new formats of the engines' weights."""
+        if metrics["quantization"] not in ([], self._quantization):
+            self._quantization = metrics["quantization"]
+            formats = ", ".join(self._quantization)
+            self._console.print(f"the engines' log-probs are those of weights quantised by {formats}")
         failed = "".join(
             f"  {metrics[key]} {key.replace('failed_', '').upper()} FAILED"
             for key in ("failed_responses", "failed_rewards")

@@ -95,7 +95,7 @@ class TrainingLoop:
                     experts_per_token=self.experts_per_token,
                 )
                 trained = checked_metrics(self.trainer.train(batch))
-        self._check_logprobs(iteration, trained)
+        self._check_logprobs(iteration, trained, speeds["quantization"])
         with self.phases.phase("weights"), self.transport.publish() as weights:
             self.session.update_weights(weights, iteration + 1)
         if last:
@@ -155,13 +155,17 @@ class TrainingLoop:
             return
         precompute([each.unscored() for each in finished if each.completion.whole])
 
-    def _check_logprobs(self, iteration: int, trained: Mapping[str, float]) -> None:
+    def _check_logprobs(
+        self, iteration: int, trained: Mapping[str, float], quantization: Sequence[str]
+    ) -> None:
         limit = self.table.max_dlogp
         if limit and trained["dlogp_mean"] > limit:
+            question = "do the engines serve the trainer's weights, in which precision?"
+            if quantization:
+                question = f"they are those of weights quantised by {', '.join(quantization)}; raise it"
             raise TrainError(
                 f"in iteration {iteration} the engines' log-probs are {trained['dlogp_mean']:.2g} nats from"
-                f" the trainer's on average, more than [train].max_dlogp = {limit:g}: do the engines serve"
-                " the trainer's weights, in which precision?"
+                f" the trainer's on average, more than [train].max_dlogp = {limit:g}: {question}"
             )
 
     def _wait_for_checkpoint(self) -> None:

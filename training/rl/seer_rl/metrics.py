@@ -55,6 +55,7 @@ FIELDS = {
     "instances_lost": "how often an instance was lost",
     "resumed_tokens": "the tokens that an earlier process wrote",
     "acceptance_length": "the tokens per step and request",
+    "quantization": "the formats of the engines' weights, if they are quantised: the log-probs are of these",
     "rollout_s": "the seconds of the rollout",
     "environment_s": "the seconds that the environment worked, as a sum over all turns",
     "rewards_s": "the seconds that training waited for rewards",

@@ -76,6 +76,7 @@ class RewardedRollout:
             "instances_lost": summary.instances_lost,
             "resumed_tokens": summary.resumed_tokens,
             "acceptance_length": round(summary.acceptance_length, 3),
+            "quantization": summary.quantization,
             "environment_s": round(summary.environment_s, 3),
         }
 

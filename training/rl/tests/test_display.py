@@ -16,6 +16,7 @@ METRICS = {
     "tokens_per_s": 1000.0,
     "training_s": 1.0,
     "weights_s": 0.1,
+    "quantization": [],
     "failed_responses": 0,
     "failed_rewards": 3,
 }

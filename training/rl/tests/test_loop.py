@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 
+import msgspec
 import pytest
 import structlog
 from seer_rl.errors import TrainError
@@ -116,6 +117,25 @@ def test_engines_that_disagree_with_the_trainer_stop_training(config, tmp_path):
     assert result.exit_code == 2
     assert "do the engines serve the trainer's weights" in result.stderr
     assert not (tmp_path / "out" / "checkpoints").exists()
+
+
+def test_engines_with_quantised_weights_are_said_to_be_so_once_in_each_line_and_in_the_error(
+    config, tmp_path, monkeypatch
+):
+    start = SimEngine.start
+
+    async def start_quantised(self, sink):
+        return msgspec.structs.replace(await start(self, sink), quantization="fp8")
+
+    monkeypatch.setattr(SimEngine, "start", start_quantised)
+    path, out = config(), tmp_path / "out"
+    result = seer_train(path, out, "train.iterations=2")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.count("the engines' log-probs are those of weights quantised by fp8") == 1
+    assert [line["quantization"] for line in read_metrics(out)] == [["fp8"], ["fp8"]]
+    result = seer_train(path, tmp_path / "other", "train.max_dlogp=0.001")
+    assert result.exit_code == 2
+    assert "max_dlogp = 0.001: they are those of weights quantised by fp8; raise it" in result.stderr
 
 
 def test_a_gradient_that_is_not_a_number_is_one_error_and_leaves_the_checkpoint_before(config, tmp_path):
