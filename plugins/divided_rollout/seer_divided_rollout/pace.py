@@ -4,10 +4,14 @@ A token takes longer where more requests run and contexts are longer.  So instan
 loads: the requests in flight, and their KV, at a chunk's begin or its end, whichever are more.  All is in
 logarithms.  How a token's time grows with either load is learnt from changes within each instance, and is at
 most in proportion to the load that has grown more.
+
+While an instance starts, it may slow down others that share its machine, and after a loss others have more to
+do at once.  So in a small fleet no time from before a start or a loss is compared with one from after it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import exp, log
 
 import attrs
@@ -28,6 +32,10 @@ FEWEST_TOKENS = 8
 """A shorter chunk is not measured."""
 CONTEXT = 0.25
 """So is none that had to compute or to load more context than this share of its tokens."""
+SMALL_FLEET = 16
+"""With more instances, those of one machine count little in the mean, and some may start every minute:
+measured anew each time, none would ever be compared.
+"""
 
 GROWTH_CHUNKS = 64
 """Chunks that the growth with the load goes back, about."""
@@ -45,7 +53,8 @@ class MeasuredPace:
     """An instance's pace: ``token_s`` seconds for a request's token lately, 0 where none was measured yet.
 
     It takes ``slowness`` times as long as on the others, at like loads; 1 while no difference is sure.
-    ``is_ready``: another chunk is to be measured.  The rest are the means of its last chunks, in logarithms.
+    ``is_ready``: another chunk is to be measured.  The rest are the means of its last chunks, in logarithms,
+    since the fleet's change with the number ``fleet``.
     """
 
     token_s: float = 0.0
@@ -61,6 +70,12 @@ class MeasuredPace:
     requests: float = 0.0
     kv: float = 0.0
     apart: float = 0.0
+    fleet: int = 0
+
+    def begin_anew(self, fleet: int) -> None:
+        """Forget the means, but not how far apart from the others it was found to be."""
+        self.fleet, self.chunks, self.ended = fleet, 0, 0
+        self.token = self.requests = self.kv = 0.0
 
     def count(self, change: int) -> None:
         """Count a chunk that is measured from now on, or not any more."""
@@ -72,13 +87,27 @@ class PaceMeter:
     """Measures paces from what happens to chunks; O(1) for each."""
 
     def __init__(self) -> None:
-        self.timed: dict[Request, tuple[MeasuredPace, float, int, int]] = {}
-        """Where and when each chunk that is measured was sent, with the load of then."""
+        self.timed: dict[Request, tuple[MeasuredPace, float, int, int, int]] = {}
+        """Where and when each chunk that is measured was sent, with the load and the fleet of then."""
+        self._fleet = 0
+        """How often the fleet has changed."""
         self._compared = 0
         self._token = self._requests = self._kv = 0.0
         """Sums over the instances that are compared, their times as if all had one pace."""
         self._rr = self._rk = self._kk = self._rt = self._kt = 0.0
         """Covariances within instances: of the loads, and of each with the time."""
+
+    def newcomer(self, others: Iterable[MeasuredPace]) -> MeasuredPace:
+        """Return the pace of an instance of which nothing is known: it counts as fast as the fastest."""
+        apart = min((0.0, *(pace.apart for pace in others)))
+        return MeasuredPace(slowness=exp(apart), apart=apart, fleet=self._fleet)
+
+    def fleet_changed(self, instances: int) -> None:
+        """Measure all anew, for one of so many instances has started or is lost."""
+        if instances <= SMALL_FLEET:
+            self._fleet += 1
+            self._compared = 0
+            self._token = self._requests = self._kv = 0.0
 
     def lose(self, pace: MeasuredPace) -> None:
         """Forget an instance, with the chunks that are in flight there."""
@@ -88,17 +117,17 @@ class PaceMeter:
 
     def send(self, pace: MeasuredPace, instance: InstanceStatus, request: Request, now: float) -> None:
         """Measure a chunk that is sent to an instance with this pace, once the load counts it."""
-        self.timed[request] = pace, now, instance.running, instance.reserved_kv_tokens
+        self.timed[request] = pace, now, instance.running, instance.reserved_kv_tokens, self._fleet
         pace.count(1)
 
     def end(
         self, instance: InstanceStatus, request: Request, now: float, finished: ChunkFinished | None
     ) -> None:
         """Note that a chunk that is ``timed`` is over, while the load counts it; None: it brought nothing."""
-        pace, began_s, requests, kv_tokens = self.timed.pop(request)
+        pace, began_s, requests, kv_tokens, fleet = self.timed.pop(request)
         pace.ended += 1
         pace.count(-1)
-        if finished is not None:
+        if finished is not None and fleet == self._fleet:
             self._measure(instance, pace, now - began_s, requests, kv_tokens, finished)
 
     def _measure(
@@ -116,6 +145,8 @@ class PaceMeter:
             return
         if requests > info.max_running or kv_tokens > info.kv_capacity_tokens or seconds <= 0:
             return  # in the first two cases some have waited in its own queue
+        if pace.fleet != self._fleet:
+            pace.begin_anew(self._fleet)
         self._count(pace, -1)
         self._learn(pace, log(seconds / tokens), log(requests), log(max(kv_tokens, 1)))
         if self._compared and pace.chunks >= FEWEST:
@@ -125,7 +156,7 @@ class PaceMeter:
         pace.token_s = exp(pace.token)
 
     def _count(self, pace: MeasuredPace, sign: int) -> None:
-        if pace.chunks >= FEWEST:
+        if pace.chunks >= FEWEST and pace.fleet == self._fleet:
             self._compared += sign
             self._token += sign * (pace.token - pace.apart)
             self._requests += sign * pace.requests

@@ -49,7 +49,8 @@ standard deviation of a uniform distribution is 1 / sqrt(12)).  A margin of thre
 
 
 FORGET_CHOICES = 256
-"""An instance that counts as slow, and has stood idle for so many choices of others, is measured anew."""
+"""An instance that counts as slower than others, and has stood idle for so many choices of these, is measured
+anew."""
 
 PAYS = 2.0
 """A move to a faster instance has to save so many times as much time as it costs, for both are estimates."""
@@ -71,6 +72,11 @@ def _reserves_part(instance: InstanceStatus) -> bool:
     return instance.info.ends_early or instance.info.overcommits
 
 
+def _halvings(pace: MeasuredPace) -> int:
+    """Return by how many powers of two an instance is slower than others."""
+    return round(log2(pace.slowness))
+
+
 @attrs.define(eq=False)
 class RankedInstance:
     """An instance, the heap of those of its domain and its speed, and the key under which it is there.
@@ -81,8 +87,8 @@ class RankedInstance:
 
     instance: InstanceStatus
     heap: list[Key]
-    pace: MeasuredPace = attrs.Factory(MeasuredPace)
-    halvings: int = 0
+    pace: MeasuredPace
+    halvings: int
     key: Key | None = None
     chosen: int = 0
 
@@ -114,8 +120,10 @@ class KvAware(Placer):
 
     Half the speed (``PaceMeter``, to the nearest power of two) counts as much as all KV in use: a slower
     instance gets a request only where no faster one lets it in, and the request leaves when one does, if what
-    it has still to write there saves ``PAYS`` times as much time as its KV costs.  What is measured of a slow
-    instance that stands idle is forgotten in the end, so one that was slow for a while works again.
+    it has still to write there saves ``PAYS`` times as much time as its KV costs.  What is measured of an
+    instance that is slower than another and stands idle is forgotten in the end, so one that was slow for a
+    while works again.  An instance of which nothing is measured counts as fast as the fastest.  So while new
+    requests come, none of equal instances stays idle for good.
 
     With ``whole_on_servers``, and on servers alone that share no KV, none of this counts: ``Servers`` places
     whole responses there, and ends some.
@@ -198,6 +206,7 @@ class KvAware(Placer):
         if ranked is None:
             return
         self._meter.lose(ranked.pace)
+        self._meter.fleet_changed(len(self._instances) + 1)
         self._by_id.pop(instance.id, None)
         self._leave_heap(ranked)
         self._note_servers()
@@ -217,7 +226,7 @@ class KvAware(Placer):
     def pace_changed(self, instance: InstanceStatus) -> None:
         """Take in an instance's pace."""
         ranked = self._instances[instance.seq]
-        halvings = round(log2(ranked.pace.slowness))
+        halvings = _halvings(ranked.pace)
         if halvings != ranked.halvings and self.speed_weight:
             ranked.halvings = halvings
             self._leave_heap(ranked)
@@ -355,17 +364,22 @@ class KvAware(Placer):
         return -self._halvings(instance) * instance.info.kv_capacity_tokens
 
     def _forget_idle(self) -> None:
-        """Forget the pace of slow instances that stood idle too long: other times may have come there."""
+        """Forget the pace of slower instances that stood idle too long: other times may have come there."""
+        fastest = min(halvings for _, halvings in self._heaps)
         for (_, halvings), heap in list(self._heaps.items()):
-            key = self._top(heap) if halvings > 0 else None
+            key = self._top(heap) if halvings > fastest else None
             if key is None:
                 continue
             ranked = key[3]  # the emptiest of its speed
             if ranked.instance.running or self._choices - ranked.chosen < FORGET_CHOICES:
                 continue
             self._meter.lose(ranked.pace)
-            ranked.pace = MeasuredPace()
+            ranked.pace = self._newcomer()
             self.pace_changed(ranked.instance)
+
+    def _newcomer(self) -> MeasuredPace:
+        """Return the pace of an instance of which nothing is known."""
+        return self._meter.newcomer(ranked.pace for ranked in self._instances.values())
 
     def _halvings(self, instance: InstanceStatus) -> int:
         return self._instances[instance.seq].halvings
@@ -404,7 +418,10 @@ class KvAware(Placer):
 
     def _admit(self, instance: InstanceStatus) -> RankedInstance:
         self._by_id[instance.id] = instance
-        ranked = self._instances[instance.seq] = RankedInstance(instance, [])
+        self._meter.fleet_changed(len(self._instances) + 1)
+        pace = self._newcomer()
+        ranked = RankedInstance(instance, [], pace, _halvings(pace))
+        self._instances[instance.seq] = ranked
         self._join_heap(ranked)
         self._note_servers()
         return ranked

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from seer_divided_rollout.pace import MeasuredPace, PaceMeter
+from seer_divided_rollout.pace import SMALL_FLEET, MeasuredPace, PaceMeter
 
 from seer_core.model import GroupContext, InstanceInfo, InstanceStatus, Request
 from seer_core.model.events import ChunkFinished
@@ -140,6 +140,60 @@ def test_an_instance_that_starts_again_is_measured_anew():
         found.run(1, 4, 4000)
     first, second = found.slownesses()
     assert first / second == pytest.approx(1.0, rel=0.2)
+
+
+@pytest.mark.parametrize("others", [1, 3])
+def test_times_from_before_a_start_are_not_compared_with_later_ones(others):
+    found = Instances(*[1 / 3] * others, 1.0)
+    newcomer = found.paces.pop()
+    for _ in range(8):  # while the last one starts, all others take three times as long
+        for number in range(others):
+            found.run(number, 4, 4000)
+    found.meter.fleet_changed(others + 1)
+    found.paces.append(newcomer)
+    found.speeds = dict.fromkeys(found.speeds, 1.0)
+    for _ in range(8):
+        for number in reversed(range(others + 1)):
+            found.run(number, 4, 4000)
+            assert found.slownesses() == [1.0] * (others + 1)
+
+
+def test_chunks_that_were_in_flight_at_a_start_are_not_measured():
+    found = Instances(1.0)
+    (pace,), (instance,) = found.paces, found.instances
+    request = Request(GroupContext("g", 0, 1, 1, 1000), 0)
+    instance.running = 1
+    found.meter.send(pace, instance, request, 0.0)
+    found.meter.fleet_changed(2)
+    found.meter.end(instance, request, 9.0, ChunkFinished(request.id, instance.id, 100, False, 100))
+    assert (pace.token_s, pace.timed, found.meter.timed) == (0.0, 0, {})
+
+
+def test_a_start_leaves_a_slow_instance_slow_until_it_is_measured_again():
+    found = Instances(1.0, 0.25)
+    for turn in range(16):
+        if turn == 8:
+            found.meter.fleet_changed(3)
+        for number in (0, 1):
+            found.run(number, 4, 4000)
+        first, second = found.slownesses()
+        assert turn < 4 or second / first == pytest.approx(4.0, rel=0.25)
+
+
+def test_a_large_fleet_is_measured_however_often_instances_start():
+    found = Instances(*[1.0] * SMALL_FLEET, 0.25)
+    for _ in range(8):
+        for number in range(SMALL_FLEET + 1):
+            found.meter.fleet_changed(SMALL_FLEET + 2)
+            found.run(number, 4, 4000)
+    assert found.slownesses() == pytest.approx([1.0] * SMALL_FLEET + [4.0], rel=0.25)
+
+
+def test_an_instance_of_which_nothing_is_known_counts_as_fast_as_the_fastest():
+    meter = PaceMeter()
+    fast, slow = MeasuredPace(slowness=0.5, apart=-0.7), MeasuredPace(slowness=4.0, apart=1.4)
+    assert meter.newcomer([]).slowness == meter.newcomer([slow]).slowness == 1.0
+    assert meter.newcomer([slow, fast]).slowness == pytest.approx(0.5, rel=0.01)
 
 
 def test_the_time_of_a_token_is_that_of_the_last_chunks():
