@@ -91,6 +91,7 @@ class Cluster(msgspec.Struct, frozen=True):
     """Instances of one model: ``preset`` names the constants of ``seer_sim.cost``.
 
     ``weight_bytes`` count as often as they are replicated.
+    ``request_bytes`` are those of a request's windows and states, however long it is.
     ``vanilla_sd`` is the way of speculation without group context that the paper compares with there.
     """
 
@@ -107,6 +108,7 @@ class Cluster(msgspec.Struct, frozen=True):
     gpu: str = "H800"
     cost: CostModel | None = None
     """Constants in place of the preset's."""
+    request_bytes: float = 0.0
     drafting: Mapping[str, float] = msgspec.field(default_factory=lambda: {"step_s": DRAFTING_S})
     """What drafting adds to a step."""
 
@@ -117,9 +119,14 @@ class Cluster(msgspec.Struct, frozen=True):
 
     @property
     def kv_capacity_tokens(self) -> int:
-        """KV tokens of one instance: what weights leave of its memory, in whole blocks."""
-        free = self.gpus_per_instance * self.gpu_bytes * self.memory_share - self.weight_bytes
+        """KV tokens of one instance: what all else leaves of its memory, in whole blocks."""
+        free = self.free_bytes - self.max_running * self.request_bytes
         return _whole_blocks(int(free / self.kv_bytes_per_token))
+
+    @property
+    def free_bytes(self) -> float:
+        """What weights leave of the memory of one instance."""
+        return self.gpus_per_instance * self.gpu_bytes * self.memory_share - self.weight_bytes
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -267,6 +274,9 @@ def scaled(workload: Workload, share: float) -> Workload:
 def cluster_of(sizes: ModelSizes, gpu: GpuPeaks, name: str, gpus: int, reached: Reached = TYPICAL) -> Cluster:
     """Return an instance of any model on so many GPUs, which ``name`` names.
 
+    Fewer requests run where their windows and states would take more than half of the memory, as in vLLM,
+    which keeps two states of a request.
+
     Raises:
         ConfigError: its weights leave no room for KV.
     """
@@ -283,8 +293,13 @@ def cluster_of(sizes: ModelSizes, gpu: GpuPeaks, name: str, gpus: int, reached: 
         gpu_bytes=gpu.memory_bytes,
         gpu=name,
         cost=cost,
+        request_bytes=sizes.window_bytes * gpus / min(gpus, sizes.kv_heads) + 2 * sizes.state_bytes,
         drafting=MEASURED_DRAFTING,
     )
+    if cluster.request_bytes:
+        fitting = int(cluster.free_bytes / 2 / cluster.request_bytes)
+        running = min(cluster.max_running, max(1, fitting))
+        cluster = msgspec.structs.replace(cluster, max_running=running)
     if cluster.kv_capacity_tokens < 1:
         raise ConfigError(
             f"the model's {cluster.weight_bytes / 1e9:,.0f} GB of weights leave no room for KV on {gpus} of"

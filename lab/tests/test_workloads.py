@@ -11,11 +11,15 @@ from seer_lab.workloads import (
     NODE_SSD_BYTES,
     SYNTHETIC,
     WORKLOADS,
+    cluster_of,
     crowded,
     scaled,
 )
+from seer_sim.machines import GPUS, TYPICAL
 from seer_sim.pool import Settings
 from seer_sim.presets import PRESETS
+from seer_sim.published import CONFIGS
+from seer_sim.sizes import sizes_of
 
 from seer_core.errors import ConfigError
 
@@ -45,6 +49,20 @@ def test_memory_that_is_not_the_engine_s_is_missing_from_kv_alone():
     less = msgspec.structs.replace(cluster, memory_share=0.7)
     missing = (cluster.kv_capacity_tokens - less.kv_capacity_tokens) * cluster.kv_bytes_per_token
     assert missing == pytest.approx(8 * 80e9 * 0.1, rel=1e-3)
+
+
+def test_windows_and_states_of_running_requests_are_missing_from_kv_and_bound_their_number():
+    gpu = GPUS["h100"]
+    plain = sizes_of(CONFIGS["Qwen/Qwen3-32B"])
+    small = msgspec.structs.replace(plain, window_bytes=1e6, state_bytes=2e6)
+    expected, found = (cluster_of(each, gpu, "H100", 4) for each in (plain, small))
+    missing = (expected.kv_capacity_tokens - found.kv_capacity_tokens) * plain.kv_bytes_per_token
+    assert missing == pytest.approx(found.max_running * (1e6 + 2 * 2e6), rel=0.01)
+    large = cluster_of(msgspec.structs.replace(plain, state_bytes=1e9), gpu, "H100", 4)
+    assert large.max_running == int(large.free_bytes / 2 / 2e9) < expected.max_running
+    assert large.kv_capacity_tokens >= expected.kv_capacity_tokens // 2
+    moved_s = found.cost.request_s - expected.cost.request_s
+    assert moved_s == pytest.approx((1e6 + 2 * 2e6) / (4 * gpu.bytes_per_s * TYPICAL.kv))
 
 
 def test_a_crowded_workload_has_so_much_kv_that_responses_fill_it_so_often():

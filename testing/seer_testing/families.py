@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-__all__ = ["FAMILIES", "IMAGE_TOKENS", "VOCABULARY", "Family", "write_family"]
+__all__ = ["FAMILIES", "IMAGE_TOKENS", "VOCABULARY", "Family", "config_of", "write_family"]
 
 VOCABULARY = 96
 """The tokens of a model of text, which are those of the bundled example's tokenizer."""
@@ -271,6 +271,19 @@ FAMILIES = {
 """The families by name; all settings are those of transformers."""
 
 
+def config_of(name: str) -> Any:
+    """Return a family's configuration, of transformers' class."""
+    import transformers
+
+    family = FAMILIES[name]
+    made = getattr(transformers, family.config)
+    if family.vision is None:
+        return made(**BASE | family.settings)
+    text = BASE | {"vocab_size": family.vocabulary} | family.settings
+    places = dict(zip(_IMAGE_FIELDS, range(VOCABULARY, VOCABULARY + 4), strict=True))
+    return made(text_config=text, vision_config=family.vision, **places)
+
+
 def write_family(directory: Path, name: str, seed: int, tokenizer: Path) -> Path:
     """Write a model with random weights, which ``seed`` chooses, and the tokenizer of another model.
 
@@ -280,16 +293,10 @@ def write_family(directory: Path, name: str, seed: int, tokenizer: Path) -> Path
     import torch
     import transformers
 
-    family = FAMILIES[name]
+    family, config = FAMILIES[name], config_of(name)
     torch.manual_seed(seed)
-    made = getattr(transformers, family.config)
-    if family.vision is None:
-        config = made(**BASE | family.settings)
-        auto: Any = transformers.AutoModelForCausalLM
-    else:
-        text = BASE | {"vocab_size": family.vocabulary} | family.settings
-        places = dict(zip(_IMAGE_FIELDS, range(VOCABULARY, VOCABULARY + 4), strict=True))
-        config = made(text_config=text, vision_config=family.vision, **places)
+    auto: Any = transformers.AutoModelForCausalLM
+    if family.vision is not None:
         auto = transformers.AutoModelForImageTextToText
     config.dtype = torch.float32
     model = auto.from_config(config).to(torch.float32)

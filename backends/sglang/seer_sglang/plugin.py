@@ -159,6 +159,7 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
         max_model_tokens=settings.max_model_tokens,
         max_running=max_running(settings, model),
         tensor_parallel=devices,
+        every_layer=True,
     )
     there = installation(python)
     if all(check.ok for check in there) and model.is_dir():
@@ -174,6 +175,7 @@ def max_running(settings: Settings, model_dir: Path) -> int:
         dtype=settings.dtype,
         max_model_tokens=settings.max_model_tokens,
         tensor_parallel=settings.tensor_parallel,
+        every_layer=True,  # by which ``server_args`` counts tokens
     )
 
 

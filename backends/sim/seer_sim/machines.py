@@ -93,8 +93,9 @@ def cost_on(sizes: ModelSizes, gpu: GpuPeaks, gpus: int = 1, reached: Reached = 
     """Return what a step costs on so many GPUs that share each layer (tensor parallelism).
 
     A ring all-reduce sends ``2 (n - 1) / n`` of the bytes from each of n GPUs (Patarasu and Yuan, JPDC 69,
-    2009).  GPUs divide the KV among its heads; where there are fewer, each copy is read.  The experts that a
-    step touches are counted by ``CostModel``.
+    2009).  GPUs divide the KV among its heads; where there are fewer, each copy is read.  A request's windows
+    are read in each step, as if they were full, and its states are read and written.  The experts that a step
+    touches are counted by ``CostModel``.
     """
     peak = gpu.fp8_flops_per_s if sizes.precision == "fp8" else gpu.bf16_flops_per_s
     mixed = 2 * sizes.expert_weights * sizes.expert_share if sizes.experts else 0.0
@@ -107,12 +108,14 @@ def cost_on(sizes: ModelSizes, gpu: GpuPeaks, gpus: int = 1, reached: Reached = 
     if sizes.experts:
         overhead_s += sizes.layers * reached.mixture_s
     sampled_s = min(reached.request_s, sampling_s(sizes.vocabulary, gpu.bytes_per_s))
+    copies = gpus / min(gpus, sizes.kv_heads)
+    moved_bytes = sizes.window_bytes * copies + 2 * sizes.state_bytes
     return CostModel(
         overhead_s=overhead_s,
         weight_bytes=sizes.weight_bytes,
         expert_bytes=sizes.expert_bytes,
         expert_share=1.0 if reached.reads_all else sizes.expert_share,
-        kv_bytes_per_token=sizes.kv_bytes_per_token * gpus / min(gpus, sizes.kv_heads),
+        kv_bytes_per_token=sizes.kv_bytes_per_token * copies,
         flops_per_token=2 * sizes.weights,
         expert_flops_per_token=mixed,
         attention_flops=sizes.attention_flops,
@@ -125,14 +128,17 @@ def cost_on(sizes: ModelSizes, gpu: GpuPeaks, gpus: int = 1, reached: Reached = 
         expert_compute=reached.expert_compute / reached.compute,
         kv_bandwidth=reached.kv / reached.weights,
         attention_compute=reached.attention * gpu.bf16_flops_per_s / (reached.compute * peak),
-        request_s=reached.request_s - sampled_s,
+        request_s=reached.request_s - sampled_s + moved_bytes / (gpus * gpu.bytes_per_s * reached.kv),
         position_s=position_s,
         sampled_s=sampled_s,
     )
 
 
 def kv_tokens(sizes: ModelSizes, gpu: GpuPeaks, gpus: int) -> float:
-    """Return the tokens whose KV such an instance holds; below 0 where the weights do not fit."""
+    """Return the tokens whose KV such an instance holds; below 0 where the weights do not fit.
+
+    Windows and states are left out: ``Cluster`` has them, which knows how many requests run.
+    """
     embedding = sizes.vocabulary * sizes.hidden * 2
     weights = sizes.weight_bytes + sizes.expert_bytes + embedding
     free = gpus * (gpu.memory_bytes * MEMORY_SHARE - WORKING_BYTES) - weights

@@ -36,6 +36,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 201088,
         "num_local_experts": 128,
         "num_experts_per_tok": 4,
+        "sliding_window": 128,
         "layer_types": ["sliding_attention", "full_attention"] * 18,
         "quantization_config": {"quant_method": "mxfp4"},
     },

@@ -7,6 +7,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from seer_host.model_kv import (
+    Layer,
+    LayerKv,
+    delta_sizes,
+    head_sizes,
+    kv_of,
+    layers_of,
+    mamba_sizes,
+    size_of,
+    text_of,
+)
 
 from seer_core.errors import ConfigError, quote
 
@@ -22,26 +33,6 @@ GPTQ: groups of 128)."""
 
 EXPERTS_ONLY = ("mxfp4",)
 """Methods that leave what is no routed expert in bf16 (gpt-oss)."""
-
-LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
-    "gemma3_text": {
-        "vocab_size": 262208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "sliding_window_pattern": 6,
-    }
-}
-"""By ``model_type``: what transformers takes where a published config.json leaves it out."""
-
-UNLIKE = {
-    "hybrid_override_pattern": "Mamba layers",
-    "hybrid_layer_pattern": "a pattern of layers of its own",
-    "mamba_d_ssm": "Mamba heads beside attention",
-    "ssm_cfg": "Mamba layers",
-    "block_configs": "layers of unlike sizes",
-}
-"""Keys of families whose layers are not described here, and what these have."""
 
 
 class ModelSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -72,7 +63,11 @@ class ModelSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     kv_heads: int
     """Heads among which GPUs can divide the KV; 1 where it is latent."""
     kv_bytes_per_token: float
-    """The KV of one token in layers that see the whole context, in bf16."""
+    """The KV of one token in layers that see the whole context, in bf16; in all layers if none does."""
+    window_bytes: float = 0.0
+    """The KV of one request in full windows, where other layers see the whole context."""
+    state_bytes: float = 0.0
+    """The states of one request in recurrent layers."""
     attention_flops: float
     """FLOPs of attention for each position and token of its context, in these layers."""
     prefill_attention_flops: float
@@ -104,36 +99,46 @@ def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
     """Return the sizes of a model by the keys that transformers gives its config.json.
 
     Dense models, mixtures with shared experts, latent attention (DeepSeek-V2, arXiv 2405.04434), sliding
-    windows and gated delta nets (Qwen3-Next), whose layers keep no KV.  The KV of a window is left out, and
-    so is the state of a delta net, as neither grows.
+    windows, gated delta nets (Qwen3-Next), Mamba-2 in layers of its own (Nemotron-H) or beside attention
+    (Falcon-H1), and heads that differ between layers (Gemma-4).
 
     Raises:
         ConfigError: a size is missing, or the family has layers that are not described.
     """
-    text = {**config, **config.get("text_config", {})}
-    text = {**LEFT_OUT.get(text.get("model_type", ""), {}), **text}
-    for key, kind in UNLIKE.items():
-        if text.get(key):
-            raise ConfigError(f"config.json has {key}: {kind} are not modelled; fit rows without --model")
-    layers, hidden = _int(text, "num_hidden_layers"), _int(text, "hidden_size")
-    vocabulary = _int(text, "vocab_size")
-    full = _full_layers(text, layers)
-    attention, kv_heads, kv_values, flops, prefill_flops = _attention(text, hidden)
+    text = text_of(config)
+    layers, hidden, vocabulary = layers_of(text), size_of(text, "hidden_size"), size_of(text, "vocab_size")
+    kept = kv_of(config)
+    whole = [each for each in kept.layers if each.window is None] or [*kept.layers]
+    if not whole:
+        raise ConfigError("config.json has no layer of attention; costs of such models are not modelled")
+    windows = [each for each in kept.layers if each not in whole]
+    seeing = [number for number, each in enumerate(layers) if each.mixer == "full"]
+    seeing = seeing or [number for number, each in enumerate(layers) if each.mixer == "window"]
+    flops = [_attention_flops(text, number, layers[number]) for number in seeing]
     experts = _first(text, ("n_routed_experts", "num_local_experts", "num_experts"), 0)
-    mixtures = _mixture_layers(text, layers) if experts else 0
     inner = _first(text, ("intermediate_size", "ffn_dim"), 0)
     expert_inner = _first(text, ("moe_intermediate_size",), inner)
-    shared_inner = _first(text, ("shared_expert_intermediate_size",), 0)
-    shared_inner = shared_inner or _first(text, ("n_shared_experts",), 0) * expert_inner
-    matrices = 3 * hidden
+    matrices = 2 if text.get("mlp_hidden_act") == "relu2" else 3
+    latent = text.get("moe_latent_size") or hidden
+    apart = any(layer.mixer in ("mamba", "") for layer in layers)  # Nemotron-H's layers have one part each
+    sparse = _mixtures(text, layers, apart=apart) if experts else set()
+    owning = len(layers) - _first(text, ("num_kv_shared_layers",), 0)
+    body = 0.0
+    for number, layer in enumerate(layers):
+        body += _mixer_weights(text, number, layer, keeps=number < owning)
+        body += 2 * hidden * _first(text, ("hidden_size_per_layer_input",), 0)
+        if number in sparse:
+            body += matrices * hidden * _shared_inner(text, expert_inner) + hidden * experts
+            body += 2 * hidden * latent if latent != hidden else 0
+            body += hidden if text.get("shared_expert_intermediate_size") else 0  # whose output a gate weighs
+        if text.get("enable_moe_block") or (layer.kind == "mlp" if apart else number not in sparse):
+            wide = 2 if text.get("use_double_wide_mlp") and number >= owning else 1
+            body += matrices * hidden * inner * wide
     head = vocabulary * hidden
-    linear = _delta_net(text, hidden) if "linear_num_value_heads" in text else attention
-    body = full * attention + (layers - full) * linear + (layers - mixtures) * matrices * inner
-    body += mixtures * (matrices * shared_inner + hidden * experts)
-    expert_weights = mixtures * experts * matrices * expert_inner
+    expert_weights = len(sparse) * experts * matrices * latent * expert_inner
     body_bytes, expert_value_bytes, precision = _precisions(config, text)
     return ModelSizes(
-        layers=layers,
+        layers=len(layers),
         hidden=hidden,
         vocabulary=vocabulary,
         weights=float(body + head),
@@ -142,60 +147,86 @@ def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
         chosen=_first(text, ("num_experts_per_tok", "experts_per_token", "top_k_experts"), 0),
         expert_weights=float(expert_weights),
         expert_bytes=expert_weights * expert_value_bytes,
-        kv_heads=kv_heads,
-        kv_bytes_per_token=full * kv_values * BF16_BYTES,
-        attention_flops=full * flops,
-        prefill_attention_flops=full * prefill_flops,
+        kv_heads=min(each.heads for each in whole),
+        kv_bytes_per_token=sum(each.heads * each.values for each in whole) * BF16_BYTES,
+        window_bytes=sum(map(_window_values, windows)) * BF16_BYTES,
+        state_bytes=kept.state_bytes(BF16_BYTES),
+        attention_flops=float(sum(decoding for decoding, _ in flops)),
+        prefill_attention_flops=float(sum(prefilling for _, prefilling in flops)),
         precision=precision,
     )
 
 
-def _attention(text: Mapping[str, Any], hidden: int) -> tuple[float, int, float, float, float]:
-    """Return a layer's weights, heads of KV, values of KV per token, and FLOPs per position and token."""
-    heads = _int(text, "num_attention_heads")
+def _window_values(layer: LayerKv) -> float:
+    return layer.of(layer.window or 0, 1)
+
+
+def _mixer_weights(text: Mapping[str, Any], number: int, layer: Layer, *, keeps: bool) -> float:
+    """Return the weights of a layer by which tokens see others; one that ``keeps`` no KV reads another's."""
+    hidden = size_of(text, "hidden_size")
+    mamba = _mamba(text, hidden) if layer.mixer == "mamba" or layer.mamba else 0.0
+    if layer.mixer == "delta net":
+        return _delta_net(text, hidden)
+    if layer.mixer not in ("full", "window"):
+        return mamba
+    heads = size_of(text, "num_attention_heads")
     if latent := text.get("kv_lora_rank"):
-        rotary, plain = _int(text, "qk_rope_head_dim"), _int(text, "qk_nope_head_dim")
-        value, query = _int(text, "v_head_dim"), text.get("q_lora_rank")
+        rotary, plain, value = _latent_sizes(text)
         weights = hidden * (latent + rotary) + latent * heads * (plain + value) + heads * value * hidden
-        key = heads * (plain + rotary)
-        weights += hidden * query + query * key if query else hidden * key
-        flops = heads * 2.0 * (2 * latent + rotary)
-        return weights, 1, latent + rotary, flops, heads * 2.0 * (plain + rotary + value)
-    kv_heads = text.get("num_key_value_heads") or heads
-    size = text.get("head_dim") or hidden // heads
+        key, query = heads * (plain + rotary), text.get("q_lora_rank")
+        return float(weights + (hidden * query + query * key if query else hidden * key))
+    kv_heads, width = head_sizes(text, number, layer)
     gates = heads if "linear_num_value_heads" in text else 0  # Qwen3-Next's outputs pass one per value
-    weights = hidden * (2 * heads + gates + 2 * kv_heads) * size
-    flops = heads * 2.0 * 2 * size
-    return weights, kv_heads, 2 * kv_heads * size, flops, flops
+    one = text.get("attention_k_eq_v") and layer.mixer == "full"
+    kept = (1 if one else 2) * kv_heads if keeps else 0
+    return float(hidden * (2 * heads + gates + kept) * width) + mamba
+
+
+def _attention_flops(text: Mapping[str, Any], number: int, layer: Layer) -> tuple[float, float]:
+    """Return the FLOPs of a layer's attention per position and token, and the same in prefills."""
+    heads = size_of(text, "num_attention_heads")
+    if latent := text.get("kv_lora_rank"):
+        rotary, plain, value = _latent_sizes(text)
+        return heads * 2.0 * (2 * latent + rotary), heads * 2.0 * (plain + rotary + value)
+    flops = heads * 2.0 * 2 * head_sizes(text, number, layer)[1]
+    return flops, flops
+
+
+def _latent_sizes(text: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the widths of a head's rotary key, of its other key, and of its value."""
+    return size_of(text, "qk_rope_head_dim"), size_of(text, "qk_nope_head_dim"), size_of(text, "v_head_dim")
 
 
 def _delta_net(text: Mapping[str, Any], hidden: int) -> float:
     """Return the weights of a layer whose attention is a gated delta net."""
-    heads = _int(text, "linear_num_value_heads")
-    keys = _int(text, "linear_num_key_heads") * _int(text, "linear_key_head_dim")
-    values = heads * _int(text, "linear_value_head_dim")
-    convolved = (2 * keys + values) * _first(text, ("linear_conv_kernel_dim",), 4)
-    return hidden * (2 * keys + 3 * values + 2 * heads) + convolved
+    keys, values, heads, inputs = delta_sizes(text)
+    return float(hidden * (2 * keys + 3 * values + 2 * heads) + (2 * keys + values) * inputs)
 
 
-def _full_layers(text: Mapping[str, Any], layers: int) -> int:
-    """Return the layers whose attention sees the whole context."""
-    kinds: Sequence[str] | None = text.get("layer_types")
-    if kinds:
-        return sum(kind in ("full_attention", "attention") for kind in kinds)
-    if every := text.get("full_attention_interval"):
-        return layers // int(every)
-    if text.get("sliding_window") and (every := text.get("sliding_window_pattern")):
-        return layers // int(every)
-    return layers
+def _mamba(text: Mapping[str, Any], hidden: int) -> float:
+    """Return the weights of Mamba-2."""
+    width, heads, groups, _, inputs = mamba_sizes(text)
+    convolved = width + 2 * groups
+    return float(hidden * (width + convolved + heads) + convolved * inputs + width * hidden)
 
 
-def _mixture_layers(text: Mapping[str, Any], layers: int) -> int:
-    """Return the layers that have routed experts."""
+def _shared_inner(text: Mapping[str, Any], expert_inner: int) -> int:
+    """Return the width of the experts that every position uses."""
+    each = _first(text, ("moe_shared_expert_intermediate_size",), expert_inner)
+    alone = _first(text, ("shared_expert_intermediate_size",), 0)
+    return alone or _first(text, ("n_shared_experts",), 0) * each
+
+
+def _mixtures(text: Mapping[str, Any], layers: Sequence[Layer], *, apart: bool) -> set[int]:
+    """Return the numbers of the layers that have routed experts."""
+    if apart:
+        return {number for number, layer in enumerate(layers) if layer.kind == "moe"}
     dense = set(text.get("mlp_only_layers") or ())
     first = _first(text, ("first_k_dense_replace",), 0)
     every = _first(text, ("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"), 1)
-    return sum(each >= first and each not in dense and (each + 1) % every == 0 for each in range(layers))
+    return {
+        each for each in range(len(layers)) if each >= first and each not in dense and (each + 1) % every == 0
+    }
 
 
 def _precisions(config: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[float, float, Precision]:
@@ -220,13 +251,6 @@ def _precisions(config: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[flo
         )
     size = VALUE_BYTES[method]
     return BF16_BYTES if method in EXPERTS_ONLY else size, size, "fp8" if size == 1.0 else "bf16"
-
-
-def _int(text: Mapping[str, Any], key: str) -> int:
-    value = text.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise ConfigError(f"config.json gives {key} = {value!r}; the model's sizes need it")
-    return value
 
 
 def _first(text: Mapping[str, Any], keys: Sequence[str], otherwise: int) -> int:

@@ -191,7 +191,14 @@ def test_kv_is_that_of_grouped_latent_and_sliding_attention():
     assert latent.kv_bytes_per_token == 61 * 576 * 2
     assert latent.kv_heads == 1
     assert sizes_of(CONFIGS["openai/gpt-oss-120b"]).kv_bytes_per_token == 18 * 2 * 8 * 64 * 2
-    hybrid = {**DENSE, "full_attention_interval": 4}
+    hybrid = {
+        **DENSE,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+    }
     assert sizes_of(hybrid).kv_bytes_per_token == sizes_of(DENSE).kv_bytes_per_token / 4
 
 
@@ -210,7 +217,7 @@ def test_bytes_follow_the_quantisation():
     ("changes", "complaint"),
     [
         ({"hidden_size": None}, "hidden_size"),
-        ({"hybrid_override_pattern": "M-M*"}, "Mamba layers are not modelled"),
+        ({"hybrid_override_pattern": "M-M*"}, "mamba_num_heads"),
         ({"quantization_config": {"quant_method": "magic"}}, "quant_method 'magic'"),
     ],
 )

@@ -5,6 +5,8 @@ import json
 import pytest
 from seer_worker.kv_room import fitting_slots, slots, token_bytes
 
+from seer_core.errors import ConfigError
+
 CONFIG = {
     "dtype": "bfloat16",
     "head_dim": 32,
@@ -15,6 +17,7 @@ CONFIG = {
     "num_key_value_heads": 2,
 }
 TOKEN = 2 * 4 * 2 * 32 * 2
+WINDOW = {"sliding_window": 64}
 
 
 def found(tmp_path, config=CONFIG, kv_cache_bytes=64 * 1024 * TOKEN, **changes):
@@ -34,11 +37,38 @@ def test_the_kv_of_a_token_is_its_keys_and_values_in_every_layer():
     assert token_bytes(without, "auto") == 4 * TOKEN
 
 
+def test_latent_attention_keeps_as_much_on_every_rank():
+    latent = CONFIG | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    assert token_bytes(latent, "auto") == token_bytes(latent, "auto", tensor_parallel=8) == 4 * 576 * 2
+
+
+def test_the_text_part_of_a_model_that_sees_has_the_kv(tmp_path):
+    config = {"dtype": "bfloat16", "text_config": CONFIG | {"dtype": None}, "num_hidden_layers": 99}
+    assert token_bytes(config, "auto") == TOKEN
+    assert found(tmp_path, config)[0].finding.startswith("KV of 65,536 tokens and 128 slots")
+
+
+def test_slots_and_windows_share_the_memory(tmp_path):
+    [check] = found(tmp_path, CONFIG | {"layer_types": ["sliding_attention", "full_attention"] * 2, **WINDOW})
+    assert check.finding.endswith("contexts average less than 960 tokens")  # 960 / 2 + 64 / 2 = 512
+    [check] = found(tmp_path, CONFIG | {"use_sliding_window": False, **WINDOW})
+    assert check.finding.endswith("contexts average less than 512 tokens")
+    [check] = found(tmp_path, CONFIG | WINDOW)
+    assert check.remedy.startswith("raise [engine.toy].max_running to 1,024: ")
+
+
 @pytest.mark.parametrize(
-    "field", [{"kv_lora_rank": 512}, {"sliding_window": 512}, {"layer_types": ["linear_attention"]}]
+    "field",
+    [
+        {"kv_lora_rank": 512},
+        {"layer_types": ["conv"]},
+        {"layer_types": ["linear_attention"]},
+        {"ssm_cfg": {"layer": "Mamba1"}},
+    ],
 )
-def test_a_model_that_keeps_something_else_is_left_alone(tmp_path, field):
-    assert token_bytes(CONFIG | field, "auto") == 0
+def test_a_model_whose_layers_are_not_described_is_left_alone(tmp_path, field):
+    with pytest.raises(ConfigError):
+        token_bytes(CONFIG | field, "auto")
     assert found(tmp_path, CONFIG | field) == []
 
 

@@ -1,0 +1,151 @@
+"""What a config.json says of a model's size and KV, beside transformers' models and the engines' reports."""
+
+import json
+
+import pytest
+from seer_host.model_kv import kv_of
+from seer_sim.sizes import sizes_of
+from seer_testing.families import BASE, FAMILIES, config_of
+from seer_worker.kv_room import fitting_slots, slots, token_bytes
+
+from bench import render
+
+GIB = 1 << 30
+SEEN = "visual", "vision_tower"
+
+
+@pytest.fixture(scope="module")
+def reported():
+    """The bytes of a token that engines report, by engine and family."""
+    rows = render.results()["models"].rows
+    return {(each["engine"], each["family"]): each.get("kv_bytes_per_token") for each in rows}
+
+
+@pytest.fixture(params=FAMILIES)
+def name(request):
+    return request.param
+
+
+def written(name):
+    """The config.json of a family, as its models are written."""
+    return json.loads(config_of(name).to_json_string(use_diff=False)) | FAMILIES[name].written
+
+
+UNREPORTED = {"Nemotron-H": 1 * 2 * 2 * 32 * 4, "Falcon-H1": 2 * 2 * 2 * 32 * 4}
+"""Of those that vLLM does not serve here: layers of attention x (keys, values) x heads x width x bytes."""
+PLAIN = 2 * 2 * 2 * 32
+"""Values of a token in two layers of two heads, each 32 wide."""
+NOT_IN_THE_MATRIX = {
+    **dict.fromkeys(("Qwen2", "Qwen3, tied", "Phi-3", "OLMo-2", "Granite", "GLM-4", "Gemma"), PLAIN * 4),
+    **dict.fromkeys(("Mixtral", "OLMoE", "Granite-MoE"), PLAIN * 4),
+    "Qwen3, eight bits": PLAIN * 2,
+    "Gemma-2": PLAIN * 4 // 2,
+    "Mistral": 0,  # each of its layers has a window
+}
+
+
+def test_the_kv_of_a_token_is_what_the_engine_reports(reported, name):
+    expected = reported.get(("vllm", name)) or (UNREPORTED | NOT_IN_THE_MATRIX)[name]
+    assert token_bytes(written(name), FAMILIES[name].dtype) == expected
+
+
+def test_a_simulated_model_has_the_kv_and_the_parameters_of_the_real_one(name):
+    import transformers
+
+    sizes = sizes_of(written(name))
+    kv_bytes = token_bytes(written(name), "bfloat16")
+    assert sizes.kv_bytes_per_token == (kv_bytes or PLAIN * 2)
+    auto = transformers.AutoModelForCausalLM
+    if FAMILIES[name].vision is not None:
+        auto = transformers.AutoModelForImageTextToText
+    expect_weights(sizes, auto, config_of(name))
+
+
+def expect_weights(sizes, auto, config):
+    """Count the matrices that a step reads of transformers' model."""
+    import torch
+
+    with torch.device("meta"):
+        model = auto.from_config(config)
+    read = sizes.vocabulary * sizes.hidden  # the output's matrix, of which an embedding may be the same
+    table = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    for path, value in model.named_parameters():
+        matrix = value.ndim >= 2 and not path.endswith("bias") and not any(part in path for part in SEEN)
+        read += value.numel() if matrix and all(value is not each for each in table) else 0
+    assert sizes.weights + sizes.expert_weights == read
+
+
+VARIANTS = {
+    "Nemotron-H": [
+        {"layers_block_type": ["mamba", "moe", "attention", "mlp", "moe"]},
+        {"layers_block_type": ["mamba", "moe", "attention", "moe"], "moe_latent_size": 16},
+    ],
+    "Gemma-4": [
+        {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
+        {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
+    ],
+}
+"""What published models of these families have, and the tiny ones do not."""
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [(name, each) for name, variants in VARIANTS.items() for each in variants]
+)
+def test_so_have_variants_of_a_family(name, settings):
+    import transformers
+
+    family = FAMILIES[name]
+    config = getattr(transformers, family.config)(**BASE | family.settings | settings)
+    as_json = json.loads(config.to_json_string(use_diff=False))
+    expect_weights(sizes_of(as_json), transformers.AutoModelForCausalLM, config)
+
+
+def test_slots_follow_the_kv_of_every_family(tmp_path, name):
+    (tmp_path / "config.json").write_text(json.dumps(written(name)))
+
+    def fitting(kv_bytes, **more):
+        settings = {"dtype": "bfloat16", "max_model_tokens": 8192} | more
+        return fitting_slots(tmp_path, kv_bytes, **settings)
+
+    assert fitting(None) == 64
+    assert fitting(4 * GIB) == 1024
+    # A context of an eighth of the longest, its windows and two states.
+    kv = kv_of(written(name))
+    request = 2 * kv.request_values(1024) + 2 * kv.state_bytes(2)
+    assert fitting(int(200 * request)) == 200
+    assert fitting(int(200 * request), every_layer=True) <= 200 or kv.states
+    [check] = slots(
+        "toy", tmp_path, int(200 * request), dtype="bfloat16", max_model_tokens=8192, max_running=200
+    )
+    assert check.finding.endswith("contexts average less than 1,024 tokens") or not kv.token_values()
+
+
+def test_a_window_takes_no_more_than_itself_and_a_state_as_much_of_every_request(tmp_path):
+    sliding, recurrent = kv_of(written("Gemma-3")), kv_of(written("Qwen3.5"))
+    a_token = 2 * 2 * 32
+    assert sliding.request_values(10) == 4 * 10 * a_token
+    assert sliding.request_values(1000) == (1000 + 3 * 64) * a_token
+    assert recurrent.request_values(1000) == 1000 * a_token
+    keys = values = 2 * 64
+    convolution, state = (2 * keys + values) * 3, 2 * 64 * 64
+    assert recurrent.state_bytes(2) == 3 * (convolution * 2 + state * 4)
+    assert recurrent.state_bytes(2, ranks=2) == recurrent.state_bytes(2) / 2
+    mamba = kv_of(written("Falcon-H1"))
+    assert mamba.state_bytes(4) == 2 * ((128 + 2 * 16) * 3 + 128 * 16) * 4
+
+
+def test_sglang_counts_every_layer_as_if_it_saw_the_whole_context(tmp_path, reported):
+    (tmp_path / "config.json").write_text(json.dumps(written("Gemma-3")))
+    settings = {"dtype": "float32", "max_model_tokens": 8192, "every_layer": True}
+    assert fitting_slots(tmp_path, 200 * 1024 * reported["sglang", "Gemma-3"], **settings) == 200
+
+
+def test_a_published_gemma_has_wider_heads_where_it_sees_everything():
+    config = written("Gemma-4")
+    del config["per_layer_config"]
+    plain = token_bytes(config | {"global_head_dim": 32}, "bfloat16")
+    assert token_bytes(config | {"global_head_dim": 64}, "bfloat16") == 2 * plain
+    few = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 32}
+    assert token_bytes(config | few, "bfloat16") == plain // 2
+    assert token_bytes(config | {"global_head_dim": 32, "num_kv_shared_layers": 1}, "bfloat16") == 0
