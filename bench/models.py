@@ -86,7 +86,6 @@ TRAINED = (
 """The families that frameworks name most."""
 TECHNIQUES = ("divided_rollout", "context_sched")
 NOT_STARTED = re.compile(r"^instance .[a-z]+-0. did not start: ")
-MIXERS = ("Nemotron-H", "Falcon-H1")
 BATCHES = "On a CPU what vLLM computes of this family depends on the batch."
 IMAGE_SIZES = ((60, 80), (200, 100), (90, 90))
 
@@ -461,8 +460,6 @@ def table(rows: Sequence[Row]) -> str:
             text, note = "refused", found.removeprefix("refused: ")
         elif found.endswith("differ"):
             note = BATCHES
-        if row["family"] in MIXERS and row["engine"] == "vllm" and note:
-            note = f"vLLM's Mamba-2 mixer fails on a CPU: {note}"
         if note and note not in notes:
             notes.append(note)
         return f"{text} ({notes.index(note) + 1})" if note else text

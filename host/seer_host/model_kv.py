@@ -23,6 +23,7 @@ __all__ = [
     "kv_of",
     "layers_of",
     "mamba_sizes",
+    "mixers_of",
     "size_of",
     "text_of",
 ]
@@ -164,6 +165,18 @@ def layers_of(text: Mapping[str, Any]) -> list[Layer]:
         )
         for each in range(count)
     ]
+
+
+def mixers_of(config: Mapping[str, Any]) -> set[str]:
+    """Return what goes from token to token in some layer of a model; of layers not described, nothing."""
+    try:
+        text = text_of(config)
+        layers = layers_of(text)
+    except (ConfigError, TypeError, ValueError, AttributeError):
+        return set()
+    found: set[str] = {layer.mixer for layer in layers if layer.mixer}
+    found |= {"mamba"} if any(layer.mamba for layer in layers) else set()
+    return found | ({"latent"} if text.get("kv_lora_rank") else set())
 
 
 def _layer(kind: str, text: Mapping[str, Any]) -> Layer:

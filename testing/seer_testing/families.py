@@ -227,6 +227,7 @@ FAMILIES = {
             "moe_shared_expert_intermediate_size": 64,
             "num_experts_per_tok": 2,
         },
+        written={"layers_block_type": ["mamba", "attention", "mamba", "mlp"]},  # SGLang's names
     ),
     "Falcon-H1": Family(
         "FalconH1Config",
@@ -251,6 +252,7 @@ FAMILIES = {
             "num_heads": 2,
             "mlp_ratio": 2,
             "patch_size": 14,
+            "in_chans": 3,  # SGLang's name of the channels
             "initializer_range": 0.15,
         },
         processor="Qwen2VL",

@@ -6,12 +6,15 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import msgspec
 import structlog
 import torch
+from seer_host.model_kv import mixers_of
 from seer_host.ports import reserved_port
 from seer_worker.machine import memory_bytes
 from seer_worker.process.adapter import EndedChunk, EngineAdapter, LogitRow, Meters, Rejected, ScriptedTokens
@@ -41,6 +44,9 @@ __all__ = ["SglangAdapter"]
 
 log = structlog.get_logger("seer")
 
+UNLIKE_LAYERS = "AmbiguousGlobalPerLayerAttributeError"
+"""What transformers raises where all layers are asked for one value, and have several."""
+
 LONGEST_FACT = 300
 """Characters of an error of SGLang's, which may list all models that it supports."""
 
@@ -62,6 +68,7 @@ class SglangAdapter(EngineAdapter):
         on_cpu = internals.check_kernels()
         if on_cpu:
             _check_memory(start.settings)
+            _check_layers(Path(start.settings["model_path"]) / "config.json")
         internals.check_imports()
         from prometheus_client import REGISTRY
 
@@ -309,6 +316,27 @@ def _check_memory(settings: Mapping[str, Any]) -> None:
         )
 
 
+WITHOUT_KERNELS = {
+    "latent": "latent attention (MLA)",
+    "delta net": "gated delta nets",
+    "mamba": "Mamba-2",
+    "sinks": "attention sinks",
+}
+"""What SGLang's models may have, and its kernels' stand-in has nothing for."""
+
+
+def _check_layers(config: Path) -> None:
+    """Make sure that SGLang can compute a model's layers without its own kernels."""
+    with suppress(OSError, msgspec.DecodeError):  # SGLang says it of such a file
+        settings = msgspec.json.decode(config.read_bytes(), type=dict[str, Any])
+        kinds = mixers_of(settings) | ({"sinks"} if settings.get("model_type") == "gpt_oss" else set())
+        lacking = [name for kind, name in WITHOUT_KERNELS.items() if kind in kinds]
+        if lacking:
+            raise EngineError(
+                f"SGLang without a GPU has no kernels for {' and '.join(lacking)}: serve the model on a GPU"
+            )
+
+
 @contextmanager
 def _blaming_settings() -> Iterator[None]:
     """Say in one sentence what SGLang finds wrong with a model or a setting; the log has the rest."""
@@ -322,6 +350,11 @@ def _blaming_settings() -> Iterator[None]:
         ) from error
     except Exception as error:
         log.exception("sglang_refuses")
+        if type(error).__name__ == UNLIKE_LAYERS:
+            raise EngineError(
+                f"SGLang {version('sglang')} with transformers {version('transformers')} reads no config.json"
+                " of layers whose heads have different widths: serve the model by [engine.vllm]"
+            ) from error
         fact = fact_of(error)[:LONGEST_FACT].rstrip(": .")
         if not str(error):  # a bare assertion
             *_, where = traceback.extract_tb(error.__traceback__)

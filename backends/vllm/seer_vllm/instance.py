@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 from msgspec import structs
 from seer_host.images import IMAGES
+from seer_host.model_kv import mixers_of
 from seer_worker.process.adapter import EndedChunk, EngineAdapter, LogitRow, Meters, Rejected, ScriptedTokens
 from seer_worker.process.dead_ranks import NOTICE_S, end_after_grace
 from seer_worker.process.figures import serve_figures
@@ -107,6 +108,8 @@ class VllmAdapter(EngineAdapter):
         # On a GPU it decides how many tokens a step prefills: 2,048 without, 8,192 or more with LLM's.
         usage = UsageContext.ENGINE_CONTEXT if current_platform.is_cpu() else UsageContext.LLM_CLASS
         config = args.create_engine_config(usage)
+        if current_platform.is_cpu() and "mamba" in mixers_of(config.model_config.hf_config.to_dict()):
+            raise EngineError("vLLM's build for CPUs cannot compute Mamba-2: serve the model on a GPU")
         if source is not None and config.model_config.is_hybrid and not HAS_TRITON:
             raise EngineError(
                 "drafts for a model with recurrent layers need Triton, which vLLM's build for CPUs has not:"
