@@ -221,13 +221,13 @@ FAMILIES = {
         HEADS
         | MAMBA
         | {
-            "layers_block_type": ["mamba", "attention", "mamba", "mlp"],
+            "layers_block_type": ["mamba", "attention", "moe", "mlp"],
             "n_routed_experts": 4,
             "moe_intermediate_size": 64,
             "moe_shared_expert_intermediate_size": 64,
             "num_experts_per_tok": 2,
         },
-        written={"layers_block_type": ["mamba", "attention", "mamba", "mlp"]},  # SGLang's names
+        written={"layers_block_type": ["mamba", "attention", "moe", "mlp"]},  # SGLang's names
     ),
     "Falcon-H1": Family(
         "FalconH1Config",

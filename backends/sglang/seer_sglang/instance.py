@@ -32,7 +32,7 @@ from seer_core.model.arrays import TopLogprobs
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore
 from seer_core.ports.weights import WeightSpec, directory
-from seer_sglang import internals
+from seer_sglang import SUPPORTED_SGLANG, internals
 from seer_sglang.rank import RankStart, SglangRank
 from seer_sglang.ranks import LeadingRank
 
@@ -352,7 +352,7 @@ def _blaming_settings() -> Iterator[None]:
         log.exception("sglang_refuses")
         if type(error).__name__ == UNLIKE_LAYERS:
             raise EngineError(
-                f"SGLang {version('sglang')} with transformers {version('transformers')} reads no config.json"
+                f"SGLang {SUPPORTED_SGLANG} with transformers {version('transformers')} reads no config.json"
                 " of layers whose heads have different widths: serve the model by [engine.vllm]"
             ) from error
         fact = fact_of(error)[:LONGEST_FACT].rstrip(": .")

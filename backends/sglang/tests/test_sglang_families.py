@@ -13,18 +13,15 @@ from backends.tests.families import expect_updates_to_equal_starts  # noqa: E402
 pytestmark = pytest.mark.engine
 
 AT_ONCE = ("Gemma-3", "Qwen3-MoE")
-"""A tied head, and experts; test_sglang_engine.py has a plain Qwen3."""
+"""A tied head, and experts; test_sglang_engine.py has a plain Qwen3.  The matrix updates models that see."""
 ELSEWHERE = {
     "Gemma-2": "this SGLang reads a key that transformers' configuration lacks (hidden_act)",
-    "Gemma-4": "the same, of layers that differ (head_dim)",
-    "Qwen3-Next": "the same (full_attention_interval)",
+    "Gemma-4": "refused by name: heads of different widths",
     "Qwen3, eight bits": "its kernel for quantised layers needs a GPU",
-    "gpt-oss": "its attention sinks have no kernel for a CPU without AMX",
-    **dict.fromkeys(
-        [name for name, family in FAMILIES.items() if family.vision is not None],
-        "models that see have not been tried",
-    ),
-    **dict.fromkeys(("DeepSeek-V3", "Nemotron-H", "Falcon-H1"), "not tried"),
+    "gpt-oss": "refused by name without a GPU: attention sinks",
+    "DeepSeek-V3": "the same: latent attention",
+    **dict.fromkeys(("Qwen3-Next", "Qwen3.5", "Qwen3.5-MoE"), "the same: gated delta nets"),
+    **dict.fromkeys(("Nemotron-H", "Falcon-H1"), "the same: Mamba-2"),
 }
 """Families that do not start here, and why."""
 

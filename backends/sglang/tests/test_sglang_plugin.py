@@ -108,6 +108,39 @@ def test_kv_memory_that_a_machine_without_a_gpu_has_not_is_refused(tmp_path, mon
         SglangAdapter(Start(plugin.INSTANCE, "0", engine_args(settings(**fields), tmp_path), str(tmp_path)))
 
 
+DELTA_NET = {"linear_num_value_heads": 2, "layer_types": ["linear_attention", "full_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({"kv_lora_rank": 512, "num_hidden_layers": 2}, r"latent attention \(MLA\)"),
+        (DELTA_NET, "gated delta nets"),
+        ({"text_config": DELTA_NET}, "gated delta nets"),
+        ({"layers_block_type": ["mamba", "attention"]}, "Mamba-2"),
+        ({"mamba_d_ssm": 128, "num_hidden_layers": 2}, "Mamba-2"),
+        ({"model_type": "gpt_oss", "num_hidden_layers": 2}, "attention sinks"),
+    ],
+)
+def test_layers_without_kernels_on_a_machine_without_a_gpu_are_refused_by_name(
+    tmp_path, monkeypatch, config, names
+):
+    monkeypatch.setattr(internals, "check_kernels", lambda: True)
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
+    arguments = engine_args(settings(kv_cache_bytes=1 << 20), tmp_path)
+    with pytest.raises(EngineError, match=f"SGLang without a GPU has no kernels for {names}: serve the mo"):
+        SglangAdapter(Start(plugin.INSTANCE, "0", arguments, str(tmp_path)))
+
+
+def test_layers_of_unlike_heads_are_named_in_place_of_what_transformers_says_of_them():
+    unlike = type("AmbiguousGlobalPerLayerAttributeError", (Exception,), {})
+    with (
+        pytest.raises(EngineError, match=r"heads have different widths: serve the model by \[engine\.vllm\]"),
+        _blaming_settings(),
+    ):
+        raise unlike("'head_dim' is a per-layer attribute")
+
+
 def test_what_sglang_refuses_is_one_sentence_with_the_remedy():
     with pytest.raises(EngineError) as caught, _blaming_settings():
         raise ValueError("Model architectures ['Nothing'] are not supported.\nSupported are ...")

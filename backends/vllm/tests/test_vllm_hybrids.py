@@ -3,6 +3,7 @@
 import pytest
 from seer_testing.families import FAMILIES, VOCABULARY, write_family
 
+from seer_core.errors import EngineError
 from seer_core.model import Sampling
 
 pytest.register_assert_rewrite("backends.tests.families")
@@ -84,3 +85,10 @@ def test_neither_a_steps_budget_nor_a_move_changes_what_states_lead_to(start, tm
     responses, rounds = moved(pair, many, GOING_ON, 60, 25)
     assert responses == expected
     assert sum(output.prefilled_tokens for output in rounds[1]) > 25 * len(many)
+
+
+@pytest.mark.parametrize("name", ["Falcon-H1", pytest.param("Nemotron-H", marks=pytest.mark.long)])
+def test_mamba_2_is_refused_by_name(start, tmp_path, name):
+    model = write_family(tmp_path, name, 1, TOKENIZER)
+    with pytest.raises(EngineError, match="did not start: vLLM's build for CPUs cannot compute Mamba-2"):
+        start(model)

@@ -17,7 +17,18 @@ from seer_testing.families import VOCABULARY, write_family
 from backends.tests.families import TOKENIZER
 from seer_core.model import ChunkRecord, Completion, PromptGroup, Sampling
 
-MIXTURES = ["Qwen3-MoE", "Mixtral", "OLMoE", "Granite-MoE", "GLM-4-MoE", "DeepSeek-V3", "gpt-oss"]
+MIXTURES = [
+    "Qwen3-MoE",
+    "Mixtral",
+    "OLMoE",
+    "Granite-MoE",
+    "GLM-4-MoE",
+    "DeepSeek-V3",
+    "gpt-oss",
+    "Qwen3-Next",
+    "Qwen3.5-MoE",
+    "Nemotron-H",
+]
 TEXT = torch.arange(24).reshape(2, 12) * 7 % VOCABULARY
 
 
