@@ -1,4 +1,4 @@
-"""What a config.json says of a model's size and KV, beside transformers' models and the engines' reports."""
+"""Sizes and KV by a config.json are those of transformers' models and of the engines' reports."""
 
 import json
 

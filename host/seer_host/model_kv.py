@@ -79,7 +79,7 @@ class Layer:
 
 @attrs.frozen
 class LayerKv:
-    """What a layer keeps of a token: ``values`` of each head, in ``window`` of the last tokens, or in all."""
+    """The KV of a layer: ``values`` of each head and token, for the last ``window`` tokens, or for all."""
 
     heads: int
     values: int

@@ -125,7 +125,7 @@ class Cluster(msgspec.Struct, frozen=True):
 
     @property
     def free_bytes(self) -> float:
-        """What weights leave of the memory of one instance."""
+        """The memory of one instance that weights leave."""
         return self.gpus_per_instance * self.gpu_bytes * self.memory_share - self.weight_bytes
 
 

@@ -137,7 +137,7 @@ def cost_on(sizes: ModelSizes, gpu: GpuPeaks, gpus: int = 1, reached: Reached = 
 def kv_tokens(sizes: ModelSizes, gpu: GpuPeaks, gpus: int) -> float:
     """Return the tokens whose KV such an instance holds; below 0 where the weights do not fit.
 
-    Windows and states are left out: ``Cluster`` has them, which knows how many requests run.
+    Windows and states are left out, since they depend on how many requests run: ``Cluster`` has them.
     """
     embedding = sizes.vocabulary * sizes.hidden * 2
     weights = sizes.weight_bytes + sizes.expert_bytes + embedding
