@@ -14,7 +14,7 @@ import threading
 from traceback import walk_tb
 from typing import cast
 
-from seer_core.errors import SeerError, name_of, printable, quote, text_by
+from seer_core.errors import SeerError, forget_interrupts, name_of, printable, quote, text_by
 
 __all__ = [
     "EscapedError",
@@ -99,6 +99,7 @@ def shown(value: object) -> str:
 
 def fact_of(error: BaseException) -> str:
     """Return an error's type and the first line of its text, for libraries whose errors have many."""
+    forget_interrupts()
     lines = text_by(str, error).strip().splitlines()
     return f"{name_of(type(error))}: {_line(lines[0])}" if lines else name_of(type(error))
 
@@ -108,6 +109,7 @@ def describe_error(error: BaseException, code: object) -> str:
 
     Of a group of errors, the first that is no group is described behind it.
     """
+    forget_interrupts()
     try:
         return _described(error, code)
     except BaseException:  # its attributes may be code, too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "StalledError",
     "TransitionError",
     "WeightVersionError",
+    "forget_interrupts",
     "ignore_report",
     "name_of",
     "printable",
@@ -146,12 +148,24 @@ def text_by(write: Callable[[object], str], value: object) -> str:
     try:
         return str.__str__(write(value))
     except BaseException as error:
+        forget_interrupts()
         kind, raised = name_of(type(value)), type(error)
         if type(value) in PLAIN_KINDS and raised in (ValueError, RecursionError):  # so many digits, or levels
             return f"a value of type {kind} that is too large to show"
         if issubclass(type(value), BaseException):
             return f"its text cannot be read, which raised {name_of(raised)}"
         return f"a value of type {kind} whose text cannot be read, which raised {name_of(raised)}"
+
+
+def forget_interrupts() -> None:
+    """Let the program end with its own exit status, after a caught ``KeyboardInterrupt`` of other code.
+
+    Where ``exec`` or ``eval`` of a string ends in one, CPython sets a flag of the process, and a program that
+    ends with this flag ends as by Ctrl-C.  The next string that is run clears it.  A real Ctrl-C that ends
+    the program sets the flag after all this, and nothing clears it while the interpreter ends.
+    """
+    if threading.main_thread().is_alive():
+        exec("")
 
 
 def name_of(kind: type) -> str:

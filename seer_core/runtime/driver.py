@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import structlog
 
-from seer_core.errors import EngineError, SeerError, WeightVersionError
+from seer_core.errors import EngineError, SeerError, WeightVersionError, forget_interrupts
 from seer_core.model import InstanceInfo
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.ports.drafting import Drafter
@@ -164,6 +164,7 @@ class Driver:
         """End all engines, KV pool and observers, delete the copy of the weights; idempotent."""
         await self._end()
         await self._fleet.weights.close()
+        forget_interrupts()  # also those that code of users has caught itself
 
     async def _end(self) -> None:
         """End what ``start`` started."""
