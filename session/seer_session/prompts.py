@@ -31,9 +31,13 @@ __all__ = [
     "BadPrompt",
     "PromptRecord",
     "PromptsFile",
+    "check_record",
     "make_groups",
     "read_prompts",
 ]
+
+
+KINDS = ("prompt", "prompt_token_ids", "messages")
 
 
 class PromptRecord(SamplingChoice, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -178,12 +182,42 @@ def make_groups(
     maker = _Maker(defaults, model, tokenizer, seed, iteration, reader, named or {}, most_tokens)
     for number, record in enumerate(records, 1):
         try:
-            groups.append(maker.group(msgspec.convert(record, PromptRecord, str_keys=True)))
-        except msgspec.ValidationError as error:
-            raise PromptError(f"prompt {number}: {_unfit(error)}") from error
+            groups.append(maker.group(_record_of(record)))
         except PromptError as error:
             raise PromptError(f"prompt {number}: {error}") from error
     return groups
+
+
+def check_record(record: Mapping[str, Any]) -> None:
+    """Check of a prompt what needs neither its model nor its images: its fields, and which go together.
+
+    Raises:
+        PromptError: it cannot be rolled out.
+    """
+    _check_together(_record_of(record))
+
+
+def _record_of(record: Mapping[str, Any]) -> PromptRecord:
+    try:
+        return msgspec.convert(record, PromptRecord, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise PromptError(_unfit(error)) from error
+
+
+def _check_together(record: PromptRecord) -> None:
+    if record.seed is not None and record.seeds is not None:
+        raise PromptError("give seed or seeds, and not both")
+    given = [key for key in KINDS if getattr(record, key) is not None]
+    if len(given) != 1:
+        raise PromptError(
+            f"give exactly one of prompt, prompt_token_ids and messages; got {' and '.join(given) or 'none'}"
+        )
+    if record.chat_template_kwargs and record.messages is None:
+        raise PromptError("chat_template_kwargs goes with messages; leave it out")
+    if record.prompt is not None and not record.prompt.strip():
+        raise PromptError("the prompt is empty")
+    if record.messages is not None and not record.messages:
+        raise PromptError("messages holds none, so the prompt is empty")
 
 
 def _decode(line: bytes) -> PromptRecord:
@@ -233,8 +267,7 @@ class _Maker:
                 f"[rollout].max_tokens is {self.defaults.max_tokens}, but the model takes"
                 f" {self.model.max_model_tokens} tokens, prompt included; lower it"
             )
-        if record.seed is not None and record.seeds is not None:
-            raise PromptError("give seed or seeds, and not both")
+        _check_together(record)
         token_ids, attachments = self._prompt(record)
         group = PromptGroup(
             id="unnamed" if record.group_id is None else record.group_id,
@@ -309,28 +342,16 @@ class _Maker:
 
 
 def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None, most: int) -> Sequence[int]:
-    given = [key for key in ("prompt", "prompt_token_ids", "messages") if getattr(record, key) is not None]
-    if len(given) != 1:
-        raise PromptError(
-            f"give exactly one of prompt, prompt_token_ids and messages; got {' and '.join(given) or 'none'}"
-        )
-    if record.chat_template_kwargs and record.messages is None:
-        raise PromptError("chat_template_kwargs goes with messages; leave it out")
     if record.prompt_token_ids is not None:
         return record.prompt_token_ids
     if tokenizer is None:
-        raise PromptError(
-            f"this engine has no tokenizer, so {given[0]!r} cannot be read; give prompt_token_ids"
-        )
+        key = "messages" if record.prompt is None else "prompt"
+        raise PromptError(f"this engine has no tokenizer, so {key!r} cannot be read; give prompt_token_ids")
     if record.prompt is not None:
-        if not record.prompt.strip():
-            raise PromptError("the prompt is empty")
         _require_short(record.prompt, tokenizer, most)
         with _naming_refusals("tokenizer refused the prompt"):
             return tokenizer.encode(record.prompt)
     assert record.messages is not None
-    if not record.messages:
-        raise PromptError("messages holds none, so the prompt is empty")
     _require_short(text_of(record.messages), tokenizer, most)
     with _naming_refusals("chat template refused the messages"):
         if not record.chat_template_kwargs:

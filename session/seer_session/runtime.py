@@ -32,7 +32,7 @@ from seer_session.factories import environment_of
 from seer_session.group_checks import check_groups, undivided_attachments
 from seer_session.guard import guarded_strategies
 from seer_session.journal import Journal
-from seer_session.prompts import make_groups
+from seer_session.prompts import check_record, make_groups
 from seer_session.results import Tally
 from seer_session.rollouts import Rollout
 
@@ -93,6 +93,15 @@ class Runtime(Driver):
         decode = None if self.tokenizer is None else self.tokenizer.decode
         found = text_before_stop(decode, sampling, prompt, token_ids, stopped)
         return found.text, found.stop_reason
+
+    @staticmethod
+    def check_record(record: Mapping[str, Any]) -> None:
+        """Check of one record for ``groups`` what needs neither model nor images: its fields.
+
+        Raises:
+            PromptError: it cannot be rolled out.
+        """
+        check_record(record)
 
     def groups(
         self, records: Iterable[Mapping[str, Any]], iteration: int | None = None, *, fitting: bool = False

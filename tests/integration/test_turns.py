@@ -2,11 +2,13 @@
 
 import asyncio
 import importlib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from seer_host.config_files import load_config, make_config
 from seer_journal import DiskJournal
+from seer_journal.records import HEAD
 from seer_session.assembly import assemble
 from seer_session.environment import EnvironmentAnswer
 from seer_session.factories import environment_of
@@ -166,6 +168,40 @@ def test_a_rollout_that_goes_on_repeats_no_answer_that_the_journal_has(no_model,
         third = Dice()
         assert whole(play(roll_out(no_model(), third, journal=journal))) == whole(expected)
     assert third.steps == []
+
+
+def ends_of_records(data):
+    ends = [0]
+    while ends[-1] < len(data):
+        ends.append(ends[-1] + HEAD.size + HEAD.unpack_from(data, ends[-1])[1])
+    return ends
+
+
+def test_a_journal_that_is_cut_anywhere_or_lacks_a_record_goes_on_exactly(no_model, tmp_path):
+    groups = [PromptGroup(f"g{number}", (5, 6, 7 + number), 2, 60, seed=number) for number in range(2)]
+    expected = whole(play(roll_out(no_model(), Dice(), groups)))
+    with DiskJournal(tmp_path / "whole") as journal:
+        play(roll_out(no_model(divided(16)), Dice(), groups, journal))
+    [file] = (tmp_path / "whole").iterdir()
+    data = file.read_bytes()
+    ends = ends_of_records(data)
+    assert len(ends) > 20
+    damaged = {}
+    for number, (begin, end) in enumerate(pairwise(ends)):
+        damaged[f"{number} cut"] = data[:begin]
+        damaged[f"{number} torn"] = data[: (begin + end) // 2]
+        damaged[f"{number} lost"] = data[:begin] + data[end:]
+        damaged[f"{number} zeros"] = data[:begin] + bytes(end - begin) + data[end:]
+    for name, left in damaged.items():
+        directory = tmp_path / name
+        directory.mkdir()
+        (directory / file.name).write_bytes(left)
+        with DiskJournal(directory) as journal:
+            assert whole(play(roll_out(no_model(divided(50)), Dice(), groups, journal))) == expected, name
+        with DiskJournal(directory) as journal:  # and what was written again is there
+            again = Dice()
+            assert whole(play(roll_out(no_model(), again, groups, journal))) == expected, name
+        assert again.steps == [], name
 
 
 def test_a_journal_is_of_rollouts_with_an_environment_or_without(no_model, tmp_path):

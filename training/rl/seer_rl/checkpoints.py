@@ -19,7 +19,7 @@ from seer_host.json_files import UNREADABLE, describe_flaw
 from seer_session import Config
 
 from seer_core.error_origin import fact_of, is_ctrl_c
-from seer_core.errors import ConfigError, InputError, OutputError, SeerError
+from seer_core.errors import SHOWN, ConfigError, InputError, OutputError, SeerError, printable
 from seer_rl.checkpoint_digests import DIGESTS, bytes_of_file, check_digests, write_digests
 from seer_rl.config import TrainTable, first_model
 from seer_rl.journals import RolloutJournals
@@ -31,6 +31,9 @@ log = structlog.get_logger("seer")
 
 STATE = "training.json"
 UNFINISHED = ".unfinished-"
+
+MOST_NAMED = 10
+"""Unknown settings of a checkpoint that an error names."""
 
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
 """Errors of writing to a full disk: torch and safetensors have errors of their own for it."""
@@ -92,12 +95,13 @@ class Checkpoints:
 
         Raises:
             InputError: it cannot be read, or a file of it is not as it was written.
+            ConfigError: it has settings that this version has not.
         """
         path = self.latest_path
         if path is None:
             return None
         try:
-            state = _read_state(path)
+            state, written = _read_state(path)
             if state.digests or (path / DIGESTS).exists():
                 check_digests(path)
             else:
@@ -107,6 +111,11 @@ class Checkpoints:
                 )
         except InputError as error:
             raise InputError(f"{error}; {self._remedy(path)}") from error
+        if unknown := _unknown_keys(written, msgspec.json.decode(msgspec.json.encode(state))):
+            raise ConfigError(
+                f"{path / STATE} has {', '.join(unknown[:MOST_NAMED])}, which this version of Seer lacks; go"
+                f" on with the version that wrote it, or {self._remedy(path)}"
+            )
         return Checkpoint(path, state)
 
     @contextmanager
@@ -251,20 +260,30 @@ class CheckpointWriter:
         self._journals.drop(iterations)
 
 
-def _read_state(path: Path) -> TrainingState:
-    """Return the state in a checkpoint; raises InputError, without a remedy, if there is none."""
+def _read_state(path: Path) -> tuple[TrainingState, Any]:
+    """Return the state in a checkpoint, also as it was written; raises InputError, without a remedy."""
     file = path / STATE
     raw = None
     try:
         raw = bytes_of_file(file)
-        state = msgspec.json.decode(raw, type=TrainingState)
+        state, written = msgspec.json.decode(raw, type=TrainingState), msgspec.json.decode(raw)
     except (OSError, *UNREADABLE) as error:
         raise InputError(f"{file} is no state of training: {describe_flaw(error, raw)}") from error
     if state.iterations != int(path.name):
         raise InputError(
             f"{file} is damaged: it is of iteration {state.iterations:,}, and its directory is not"
         )
-    return state
+    return state, written
+
+
+def _unknown_keys(written: Any, known: Any, prefix: str = "") -> list[str]:
+    """Return the dotted names of what is written and not known."""
+    if not isinstance(written, dict) or not isinstance(known, dict):
+        return []
+    found = [printable(f"{prefix}{key}", SHOWN) for key in written if key not in known]
+    for key in written.keys() & known.keys():
+        found += _unknown_keys(written[key], known[key], f"{prefix}{key}.")
+    return sorted(found)
 
 
 def _delete(path: Path) -> None:

@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 Count = Annotated[int, Meta(ge=1)]
+Groups = Annotated[int, Meta(ge=1, le=1_000_000)]
 OwnCount = Annotated[int, Meta(ge=0)]
 Parallel = Annotated[int, Meta(ge=1, le=1024)]
 
@@ -69,7 +70,7 @@ class EvaluationTable(Struct, frozen=True):
     """A file or a function, as in ``[train]``; empty for none. A function is always called for iteration 0,
     so that prompts and seeds are the same each time.
     """
-    groups: Count = 16
+    groups: Groups = 16
     """How many prompts are evaluated."""
     every: Count = 10
     """Prompts are evaluated before every iteration whose number this divides, and after the last."""
@@ -184,7 +185,7 @@ class TrainTable(Struct, frozen=True):
     """
     iterations: Count = 100
     """How many iterations are trained."""
-    groups: Count = 16
+    groups: Groups = 16
     """The prompts of one iteration."""
     model: str = ""
     """The directory of the first weights; empty for the engine's."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seer_host.json_files import JsonFormat, read_bytes
+from seer_session import Runtime
 
 from seer_core.error_origin import describe_error, is_ctrl_c
 from seer_core.errors import PromptError
@@ -55,8 +56,15 @@ def _of_file(key: str, path: Path, groups: int) -> Prompts:
         dict[str, Any], "no prompts file", "name JSON lines", PromptError
     )
     raw = read_bytes(path, "name JSON lines", PromptError).removeprefix(BOM_UTF8)
-    numbered = enumerate(raw.split(b"\n"), 1)
-    lines = [form.decode(line, f"{path}:{number}:") for number, line in numbered if line.strip()]
+    lines = []
+    for number, line in enumerate(raw.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        lines.append(form.decode(line, f"{path}:{number}:"))
+        try:
+            Runtime.check_record(lines[-1])
+        except PromptError as error:
+            raise PromptError(f"{path}:{number}: {error}; mend the line, or take it out of {key}") from error
     if not lines:
         raise PromptError(f"{path} holds no prompt; name another file in {key}")
 

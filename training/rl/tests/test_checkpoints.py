@@ -1,15 +1,17 @@
 """Checkpoints are whole or absent, also after an error while they are written."""
 
+import json
 import os
 import threading
 
 import pytest
 import structlog
+from seer_rl.checkpoint_digests import write_digests
 from seer_rl.checkpoints import Checkpoints, state_of
 from seer_rl.config import load_training
 from training_runs import RecordingListener, fail, read_metrics, reproducible, run
 
-from seer_core.errors import InputError, OutputError
+from seer_core.errors import ConfigError, InputError, OutputError
 from tests.support.patience import PATIENCE_S
 
 
@@ -116,6 +118,40 @@ def test_a_damaged_state_is_refused_with_what_to_do(root, state):
     (checkpoints.save(state(2), write) / "training.json").write_text("{")
     with pytest.raises(InputError, match=r"; delete .*000002 to go on from the one before, .*000001"):
         checkpoints.latest()
+
+
+def rewrite(path, change):
+    file = path / "training.json"
+    state = json.loads(file.read_bytes())
+    change(state)
+    file.write_text(json.dumps(state))
+    write_digests(path)
+
+
+def test_settings_that_a_newer_version_has_written_are_refused_by_name(root, state):
+    def add(state):
+        state["train"]["loss"]["warmth"] = state["train"]["brand_new"] = state["rollout"]["tone"] = 1
+        state["era"] = {"of": 2}
+
+    checkpoints = Checkpoints(root, 2)
+    path = checkpoints.save(state(1), write)
+    rewrite(path, add)
+    words = r"training\.json has era, rollout\.tone, train\.brand_new, train\.loss\.warmth, which this"
+    with pytest.raises(
+        ConfigError, match=rf"{words} version of Seer lacks; go on with the version that wrote it, or r"
+    ):
+        checkpoints.latest()
+
+
+def test_a_checkpoint_of_an_older_version_lacks_settings_and_is_taken(root, state):
+    def take(state):
+        del state["train"]["replay_routing"], state["train"]["tracking"], state["environment"]
+        state["rollout"]["logit_bias"] = {"5": 1}
+
+    checkpoints = Checkpoints(root, 2)
+    path = checkpoints.save(state(1), write)
+    rewrite(path, take)
+    assert checkpoints.latest().state.train == state(1).train
 
 
 def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew_over_its_metrics(config, tmp_path):

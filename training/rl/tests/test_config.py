@@ -87,3 +87,10 @@ def test_a_file_without_a_train_table_is_refused(path, text, match):
         path.write_text(text, "utf-8")
     with pytest.raises(ConfigError, match=match):
         load_training(path)
+
+
+@pytest.mark.parametrize("table", ["train", "train.evaluation"])
+@pytest.mark.parametrize("value", [0, 1_000_001, 2**62])
+def test_the_prompts_of_an_iteration_have_bounds(path, table, value):
+    with pytest.raises(ConfigError, match=r"groups: expected `int` [<>]= 1"):
+        load_training(path, [f"{table}.groups={value}"])

@@ -1,5 +1,6 @@
 """The prompts of each iteration, of a file and of a function."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -55,6 +56,31 @@ def test_a_mark_and_empty_lines_of_a_file_are_left_out_as_by_seer_run(tmp_path):
     file.write_text('{"prompt":"a"}\n\n["b"]\n')
     with pytest.raises(PromptError, match=r"prompts\.jsonl:3: no prompts file: expected `object`"):
         prompts_of("[train].prompts", file.name, tmp_path, 1, 0)
+
+
+ONE_OF = "give exactly one of prompt, prompt_token_ids and messages"
+
+
+@pytest.mark.parametrize(
+    ("line", "flaw"),
+    [
+        ('{"promt": "b"}', "object contains unknown field `promt`; did you mean 'prompt'"),
+        ('{"prompt": 7}', "prompt: expected `str | null`"),
+        ('{"prompt": "b", "n": 0}', "n: expected `int` >= 1"),
+        ('{"prompt": "b", "temperature": -1}', "temperature: "),
+        ('{"prompt": " "}', "the prompt is empty"),
+        ('{"messages": []}', "messages holds none"),
+        ('{"prompt": "b", "messages": [{"role": "user"}]}', f"{ONE_OF}; got prompt and messages"),
+        ('{"n": 2}', f"{ONE_OF}; got none"),
+        ('{"prompt": "b", "seed": 1, "seeds": [1]}', "give seed or seeds"),
+        ('{"prompt": "b", "chat_template_kwargs": {"a": 1}}', "chat_template_kwargs goes with messages"),
+    ],
+)
+def test_a_line_that_cannot_be_rolled_out_is_named_before_anything_starts(tmp_path, line, flaw):
+    (tmp_path / "prompts.jsonl").write_text(f'{{"prompt":"a"}}\n\n{line}\n')
+    with pytest.raises(PromptError, match=rf"prompts\.jsonl:3: {re.escape(flaw)}") as caught:
+        prompts_of("[train].prompts", "prompts.jsonl", tmp_path, 1, 0)
+    assert str(caught.value).endswith("; mend the line, or take it out of [train].prompts")
 
 
 def test_images_which_the_model_in_training_is_not_shown_are_refused_before_anything_is_written():
