@@ -137,10 +137,12 @@ def test_the_end_of_the_last_run_is_reported_with_the_responses_of_its_file(
 def test_a_run_that_failed_is_not_called_ended_in_order(seer, trickle, write_prompts, tmp_path):
     prompts, out = write_prompts({"prompt_token_ids": [5], "n": 2}), tmp_path / "out"
     assert seer("run", trickle(refusal="no"), "--prompts", prompts, "--out", out).exit_code
-    summary = json.loads((out / "summary.json").read_bytes())
+    assert json.loads((out / "summary.json").read_bytes())["ended"] == "failed"
     result = seer("status", out)
-    assert result.exit_code == (1 if summary["ended"] == "failed" else 0)
-    assert f"{summary['ended']} with " in result.output
+    words = (
+        "the last one failed with 2 of 2 responses: all 2 requests ended in an error, the first on instance"
+    )
+    assert (result.exit_code, words in result.output) == (1, True), result.output
 
 
 def test_a_run_without_a_summary_has_failed(seer, directory):

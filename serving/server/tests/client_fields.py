@@ -20,7 +20,7 @@ CODEX = (
     *("client_metadata", "include", "input", "instructions", "model", "parallel_tool_calls"),
     *("prompt_cache_key", "reasoning", "service_tier", "store", "stream", "text", "tool_choice", "tools"),
 )
-"""The fields of ``ResponsesApiRequest`` of Codex 0.9x."""
+"""The fields of ``ResponsesApiRequest`` of Codex 0.9x, in ``codex-rs/codex-api/src/common.rs``."""
 
 OF_LITELLM = {"extra_headers", "max_retries"}
 """These are for litellm itself, and not sent."""

