@@ -79,8 +79,20 @@ SECTIONS: Mapping[str, Mapping[str, Case]] = {
     "What happens when something dies?": {
         "faults": Case(
             "What do faults of a cluster, of servers and of the driver cost a rollout?",
-            {"cluster": "cluster_faults", "servers": "remote_faults", "driver": "driver_deaths"},
-            ("cluster_faults", "remote-faults-vllm", "driver_deaths"),
+            {
+                "cluster": "cluster_faults",
+                "servers": "remote_faults",
+                "driver": "driver_deaths",
+                "code": "user_code_errors",
+                "checkpoints": "checkpoint_damage",
+            },
+            (
+                "cluster_faults",
+                "remote-faults-vllm",
+                "driver_deaths",
+                "user_code_errors",
+                "checkpoint_damage",
+            ),
         ),
     },
     "What does it cost?": {

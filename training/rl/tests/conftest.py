@@ -8,33 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests import training_runs
 
-from training_runs import make_model
-
-TASK = Path(__file__).with_name("toy_task.py")
-
-CONFIG = """
-[train]
-prompts = "toy_task.py:prompts"
-reward = "toy_task.py:reward"
-iterations = 3
-groups = 3
-model = "model"
-max_dlogp = 0.0  # simulated engines make their log-probs up
-[train.optimizer]
-learning_rate = 1e-3
-[train.torch]
-micro_tokens = 128
-[seer]
-plugins = ["divided_rollout", "context_sched"]
-engine = "sim"
-kv_pool = "none"
-[engine.sim]
-[engine.sim.lengths]
-mean_tokens = 24
-[rollout]
-n = 4
-max_tokens = 40
-"""
+from training_runs import make_model, write_training_on
 
 
 @pytest.fixture(scope="session")
@@ -53,14 +27,7 @@ def other_model(tmp_path_factory):
 def write_training(model):
     """Return a function that writes a config into a folder, with its task and model, and returns its path."""
 
-    def write(folder, reward="return float(response.token_ids[0] % 2)"):
-        (folder / "model").symlink_to(model)
-        source = TASK.read_text("utf-8").replace("return 0.0  # the test's own", reward)
-        (folder / "toy_task.py").write_text(source, "utf-8")
-        (folder / "train.toml").write_text(CONFIG, "utf-8")
-        return folder / "train.toml"
-
-    return write
+    return partial(write_training_on, model)
 
 
 @pytest.fixture

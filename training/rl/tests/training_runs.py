@@ -1,6 +1,7 @@
 """Runs of training in tests, and what is compared of them."""
 
 import json
+from pathlib import Path
 
 import msgspec
 import torch
@@ -12,6 +13,30 @@ from seer_rl.training_run import train
 
 from tests.support.eventually import PATIENCE_S
 
+TASK = Path(__file__).with_name("toy_task.py")
+CONFIG = """
+[train]
+prompts = "toy_task.py:prompts"
+reward = "toy_task.py:reward"
+iterations = 3
+groups = 3
+model = "model"
+max_dlogp = 0.0  # simulated engines make their log-probs up
+[train.optimizer]
+learning_rate = 1e-3
+[train.torch]
+micro_tokens = 128
+[seer]
+plugins = ["divided_rollout", "context_sched"]
+engine = "sim"
+kv_pool = "none"
+[engine.sim]
+[engine.sim.lengths]
+mean_tokens = 24
+[rollout]
+n = 4
+max_tokens = 40
+"""
 SPEEDS = {
     "tokens_per_s",
     "tail_s",
@@ -51,6 +76,15 @@ def make_model(folder, vocab_size):
     Qwen3ForCausalLM(config).save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")
     return folder
+
+
+def write_training_on(model, folder, reward="return float(response.token_ids[0] % 2)"):
+    """Write a config with its task and model into a folder, and return its path."""
+    (folder / "model").symlink_to(model)
+    source = TASK.read_text("utf-8").replace("return 0.0  # the test's own", reward)
+    (folder / "toy_task.py").write_text(source, "utf-8")
+    (folder / "train.toml").write_text(CONFIG, "utf-8")
+    return folder / "train.toml"
 
 
 def limit_only(monkeypatch, hangs):
