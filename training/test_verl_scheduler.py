@@ -6,6 +6,8 @@ With verl's classes, under Ray, and with verl's server around a real vLLM: ``mak
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -265,6 +267,59 @@ def test_where_the_scheduler_fails_in_mid_step_servers_write_the_rest_and_it_is_
     assert any(marks)
     assert not any(each["extra_fields"]["seer_fallback"] for each in after)  # the next step tries again
     assert [each["token_ids"] for each in answers] == [each["token_ids"] for each in after]
+
+
+def shown(page):
+    found = re.search(r'id="data">(.*?)</script>', page.read_text("utf-8")).group(1)
+    return json.loads(found)["runs"]
+
+
+def test_each_step_leaves_a_page_also_one_in_which_the_scheduler_fails(config, tmp_path, monkeypatch):
+    folder, servers = tmp_path / "reports", [StandInServer("one"), StandInServer("two")]
+    split, calls = Chunks.split, []
+
+    def breaking(self, *arguments):
+        calls.append(1)
+        if len(calls) == 12:
+            raise RuntimeError("broken")
+        return split(self, *arguments)
+
+    def named(prefix):
+        return [(f"{prefix}-{number}", n) for number, (_, n) in enumerate(GROUPS)]
+
+    async def play():
+        async with scheduling(servers, config, report=str(folder)) as scheduler:
+            for prefix in ("1", "2", "3", "val", "val"):
+                monkeypatch.setattr(Chunks, "split", breaking if prefix == "2" else split)
+                jobs = [job(name, i, batch=prefix) for name, n in named(prefix) for i in range(n)]
+                await step(scheduler, jobs, named(prefix), batch=prefix)
+            return scheduler.metrics()
+
+    metrics = asyncio.run(play())
+    names = ["step-1", "step-2", "step-3", "validation", "validation-2"]
+    assert {each.name for each in folder.iterdir()} == {f"{each}.html" for each in names}
+    for name in names:
+        [run] = shown(folder / f"{name}.html")
+        assert run["name"] == name
+        whole = name != "step-2"  # of that one Seer has not seen all ends
+        assert (run["whole"], run["figures"]["requests"] == 6) == (whole, whole)
+    assert run["figures"]["tokens"] == metrics["seer/tokens"]
+
+
+def test_a_page_that_cannot_be_written_costs_no_step(config, tmp_path):
+    async def play():
+        async with scheduling([StandInServer()], config, report=config) as scheduler:  # which is a file
+            return await step(scheduler, all_jobs())
+
+    assert len(asyncio.run(play())) == 6
+
+
+@pytest.mark.parametrize("name", ["model_config", "_submission_paused", "global_steps"])
+def test_servers_in_which_a_name_has_moved_are_an_error_that_says_which_verl_is_known(config, name):
+    moved = StandInServer("moved")
+    moved.of_tomorrow = moved.__dict__.pop(name)
+    with pytest.raises(EngineError, match=rf"not those of verl 0\.9\.1, .*no attribute '{name}'"):
+        asyncio.run(_on([StandInServer(), moved], config))
 
 
 def test_a_second_life_has_no_batch_and_a_batch_that_ends_gives_rows_up(config):

@@ -10,6 +10,8 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -19,6 +21,7 @@ from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from seer_verl.fallbacks import add_fallbacks
 from seer_verl.merging import merged_output
 from seer_verl.rows import ROW, BatchRow
 from seer_verl.sampling import CONTROLS, LEAST, record_fields
@@ -40,7 +43,7 @@ MOST_TRIES = 64
 class KeptClient(LLMServerClient):
     """Asks Seer's scheduler, an actor, for the turns of rows; ``super().generate`` is verl's own way.
 
-    It is passed to every worker of agent loops; each has a count of fallbacks of its own.
+    It is passed to every worker of agent loops; they have one count of fallbacks.
     """
 
     def __init__(self, config: Any, stock: LLMServerClient) -> None:
@@ -48,11 +51,13 @@ class KeptClient(LLMServerClient):
         balancer = stock._load_balancer
         super().__init__(config, balancer)
         rollout = config.actor_rollout_ref.rollout
-        self.settings: KeptSettings = kept_settings_of(rollout)
+        settings = kept_settings_of(rollout)
+        if settings.report:
+            settings = replace(settings, report=str(Path(settings.report).absolute()))
+        self.settings: KeptSettings = settings
         config_of(self.settings)  # what is wrong with it is an error now, and not a dead actor later
         self.usual_agent: str = rollout.agent.default_agent_loop
-        self._most_fallbacks = -(-self.settings.most_fallbacks // max(1, rollout.agent.num_workers))
-        self._fallbacks = 0
+        self._logged = False
         self._opened = False
         self._under_way: dict[str, _Turn] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -61,15 +66,21 @@ class KeptClient(LLMServerClient):
         log_with(self._figures)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_under_way": {}, "_watching": None, "_fallbacks": 0}
+        return {**self.__dict__, "_under_way": {}, "_watching": None}
 
     def _figures(self) -> dict[str, float]:
-        """Return the figures of the last step; none where Seer does not answer at once."""
+        """Return the figures of the last step; the fallbacks alone where Seer does not answer at once."""
         try:
             found: dict[str, float] = ray.get(self.scheduler.metrics.remote(), timeout=FIGURES_S)
         except ray.exceptions.RayError:
-            return {"seer/unreachable": 1.0}
+            found = {"seer/unreachable": 1.0}
+        with suppress(ray.exceptions.RayError):
+            found = {**found, "seer/fallbacks": float(ray.get(self._count(0), timeout=FIGURES_S))}
         return found
+
+    def _count(self, fallbacks: int, most: int | None = None) -> Any:
+        """Have verl's balancer count fallbacks of the run; see ``add_fallbacks``."""
+        return self._load_balancer.__ray_call__.remote(add_fallbacks, fallbacks, most)
 
     # Batches.
 
@@ -145,6 +156,8 @@ class KeptClient(LLMServerClient):
                     answer.cancel()
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 found = answer.result()
+                if found["extra_fields"]["seer_fallback"]:
+                    await self._count(1)
                 if not sampling_params.get("logprobs"):
                     found["log_probs"] = None
                 return TokenOutput(**found)
@@ -206,19 +219,20 @@ class KeptClient(LLMServerClient):
         more: Mapping[str, Any],
     ) -> TokenOutput:
         """Go on as verl's own client, behind the tokens so far if its weights are still the same."""
-        if self._fallbacks >= self._most_fallbacks:
+        most = self.settings.most_fallbacks
+        if await self._count(1, most) > most:
             raise RuntimeError(
-                f"Seer has failed, and {self.settings.most_fallbacks} responses of this run may be written"
-                f" without it (engine_kwargs.seer.most_fallbacks): {reason}"
+                f"Seer has failed, and {most} responses of this run may be written without it"
+                f" (engine_kwargs.seer.most_fallbacks): {reason}"
             )
-        if not self._fallbacks:
+        if not self._logged:
+            self._logged = True
             logger.error("Seer has failed; responses go on by verl's own client: %s", reason)
-        self._fallbacks += 1
         tokens, logprobs = turn.tokens, turn.logprobs
-        most = turn.job.fields["max_tokens"]
+        length = turn.job.fields["max_tokens"]
         output = None
-        if len(tokens) < most:
-            how = {**sampling_params, "max_tokens": most - len(tokens)}
+        if len(tokens) < length:
+            how = {**sampling_params, "max_tokens": length - len(tokens)}
             how |= {name: max(0, how[name] - len(tokens)) for name in LEAST if how.get(name)}
             output = await super().generate(
                 request_id, prompt_ids=[*prompt, *tokens], sampling_params=how, **more
@@ -226,7 +240,7 @@ class KeptClient(LLMServerClient):
             if tokens and str(output.extra_fields.get("global_steps")) != turn.label:
                 # No response has tokens of two versions of the weights.
                 tokens, logprobs = [], []
-                how = {**sampling_params, "max_tokens": most}
+                how = {**sampling_params, "max_tokens": length}
                 output = await super().generate(request_id, prompt_ids=prompt, sampling_params=how, **more)
         last = {} if output is None else output.model_dump()
         merged = merged_output(

@@ -8,10 +8,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ROW", "BatchRow", "Names", "iteration_of", "places", "reserved_record"]
+__all__ = ["ROW", "BatchRow", "Names", "iteration_of", "places", "reserved_record", "step_of"]
 
 SINGLE_TURN = "single_turn_agent"
 """verl's agent loop that asks for one turn of a row; others may ask for more."""
+
+VALIDATION = "val"
+"""With it the names of validation's groups begin."""
 
 
 @dataclass
@@ -74,8 +77,14 @@ class Names:
             self._now, self._given = (step, validate), 0
         first = self._given
         self._given += count
-        prefix = "val" if validate else str(step)
+        prefix = VALIDATION if validate else str(step)
         return [f"{prefix}-{number}" for number in range(first, first + count)]
+
+
+def step_of(names: Iterable[str]) -> str:
+    """Return what a report of groups of these names is called."""
+    prefix = next(iter(names), "").rpartition("-")[0]
+    return "validation" if prefix == VALIDATION else f"step-{prefix}"
 
 
 def places(keys: Iterable[Hashable]) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import attrs
+import msgspec
 import structlog
 from seer_host.config_files import Config, make_config, read_toml
 from seer_server.broker import RolloutBroker, Subscription, Trust
@@ -24,9 +25,11 @@ from seer_core.errors import ConfigError, EngineError, SeerError
 from seer_core.model import Completion
 from seer_core.ports.policy import Observer
 from seer_verl.merging import merged_output
+from seer_verl.rows import step_of
 from seer_verl.sampling import STOPS
-from seer_verl.servers import ARGUMENTS, KNOWN, REPEATED, VerlServer, use
+from seer_verl.servers import ANSWERS_S, ARGUMENTS, KNOWN, REPEATED, VerlServer, use
 from seer_verl.settings import KeptSettings
+from seer_verl.step_reports import StepReports
 
 __all__ = ["RowJob", "RowScheduler", "config_of"]
 
@@ -144,6 +147,9 @@ class RowScheduler:
         self._batches: dict[str, _Batch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._metrics: dict[str, float] = {}
+        self._reports = StepReports(settings.report) if settings.report else None
+        self._step = ""
+        """The step under way, by which its report is named."""
 
     # Life.
 
@@ -162,6 +168,7 @@ class RowScheduler:
             rows = sum(n for _, n in groups)
             self._require().reserve(rows)
             self._batches[batch] = _Batch({name: _OpenGroup(name, n) for name, n in groups}, rows)
+            self._step = step_of(name for name, _ in groups)
 
     async def end(self, batch: str) -> dict[str, float]:
         """Close a batch: rows that were never asked for are given up.  Returns the step's figures."""
@@ -197,22 +204,39 @@ class RowScheduler:
 
     async def _start(self) -> None:
         self._servers = use(self._actors, self._kind)
+        await self._require_known_parts()
         settings = self._settings
         trust = Trust(
             settings.most_fallbacks, settings.stall_s, settings.canary, settings.canary_stop, self._renew
         )
-        broker = await asyncio.to_thread(RolloutBroker, self._runtime, trust=trust)
+        seeing: list[Observer] = []
+        if self._reports is not None:
+            self._reports.begin_anew()
+            seeing.append(self._reports)
+        broker = await asyncio.to_thread(RolloutBroker, self._runtime, trust=trust, observers=seeing)
         self._labels = await self._ask_labels()
-        try:
-            await self._stack.enter_async_context(broker.runtime)
-            await self._stack.enter_async_context(broker.serving())
-        except AttributeError as error:
-            raise EngineError(
-                f"verl's servers are not those of verl {KNOWN}, which is known to work: {error}"
-            ) from error
+        await self._stack.enter_async_context(broker.runtime)
+        await self._stack.enter_async_context(broker.serving())
         while broker.runtime.current is None:  # the first rollout opens with the loop's next turn
             await asyncio.sleep(0)
         self._broker = broker
+
+    async def _require_known_parts(self) -> None:
+        """Raise EngineError if a server lacks a part by its name; one that does not answer may come later."""
+        asked = [
+            asyncio.ensure_future(ask())
+            for each in self._servers
+            for ask in (each.facts, each.load, each.label)
+        ]
+        answered, _ = await asyncio.wait(asked, timeout=ANSWERS_S)
+        for each in asked:
+            each.cancel()
+        for error in [each.exception() for each in answered]:
+            if isinstance(error, AttributeError):
+                raise EngineError(
+                    f"verl's servers are not those of verl {KNOWN}, which is known to work:"
+                    f" {str(error).splitlines()[-1]}"
+                ) from error
 
     async def _recover(self, broker: RolloutBroker) -> None:
         """After a failure begin anew, with fresh strategies, or wholly where no server was left."""
@@ -231,6 +255,8 @@ class RowScheduler:
         return runtime
 
     async def _renew(self, runtime: Runtime, observers: Sequence[Observer]) -> None:
+        if self._reports is not None:
+            self._reports.begin_anew()
         await runtime.renew_strategies(self._config, observers)
 
     def _require(self) -> RolloutBroker:
@@ -261,11 +287,15 @@ class RowScheduler:
     async def _rest(self) -> None:
         """Note the figures of a step, and leave the servers to verl until the next."""
         broker = self._require()
+        summary = None
         if (rollout := broker.runtime.current) is not None:
-            self._note(rollout.result.summary)
+            summary = rollout.result.summary
+            self._note(summary)
         with suppress(SeerError):  # what has failed begins anew with the next batch
             async with broker.exclusive(self._settings.wait_s) as runtime:
                 await runtime.sleep()
+        if self._reports is not None:
+            await self._reports.write(self._step, {} if summary is None else msgspec.to_builtins(summary))
 
     def _note(self, summary: Summary) -> None:
         broker = self._require()

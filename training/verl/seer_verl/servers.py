@@ -19,7 +19,7 @@ from seer_remote.sglang import ALL_TOKENS, UNSEEDED
 
 from seer_verl.sampling import CONTROLS, LEAST
 
-__all__ = ["KINDS", "KNOWN", "REPEATED", "VerlServer", "handles", "use"]
+__all__ = ["ANSWERS_S", "KINDS", "KNOWN", "REPEATED", "VerlServer", "handles", "use"]
 
 KNOWN = "0.9.1"
 """The version of verl whose servers have these parts."""

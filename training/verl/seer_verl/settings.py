@@ -24,6 +24,8 @@ class KeptSettings:
     """
     record: str = "seer-shadow"
     """The folder in which a shadow writes what it has watched, on each machine of verl's workers."""
+    report: str | None = None
+    """The folder in which a page of each step is written, on the machine of Seer's scheduler."""
     config: str | None = None
     """A file of Seer's configuration, without engines; without it the plug-ins are ``divided_rollout`` and
     ``length_posterior``.

@@ -1,6 +1,7 @@
 """verl's manager, workers, client and balancer over stand-ins of its servers, in one process without Ray."""
 
 import asyncio
+import dataclasses
 import json
 import subprocess
 from types import SimpleNamespace
@@ -50,6 +51,10 @@ class Local:
         method = getattr(self.found, name)
         return SimpleNamespace(remote=lambda *args, **more: Answer(method(*args, **more)))
 
+    @property
+    def __ray_call__(self):
+        return SimpleNamespace(remote=lambda function, *args: Answer(function(self.found, *args)))
+
 
 def get(found, timeout=None):
     return [get(each) for each in found] if isinstance(found, list) else found.value
@@ -98,12 +103,16 @@ def start(monkeypatch, configure, tmp_path):
     return make
 
 
-def test_a_batch_is_divided_over_both_servers(start):
-    manager, servers, scheduler = start()
+def test_a_batch_is_divided_over_both_servers(start, tmp_path):
+    manager, servers, scheduler = start(f"report={tmp_path / 'reports'}")
     assert isinstance(manager.llm_client, KeptClient)
     output = manager.generate_sequences(batch(groups=4, step=1))
     assert set(output.non_tensor_batch["seer_fallback"]) == {False}
     assert scheduler.metrics()["seer/requests"] == 12
+    manager.generate_sequences(batch(groups=4, step=2))
+    pages = {each.name: each.read_text("utf-8") for each in (tmp_path / "reports").iterdir()}
+    assert sorted(pages) == ["step-1.html", "step-2.html"]
+    assert all('"requests":12' in each for each in pages.values())
     for server in servers:
         assert any(each["sampling"]["max_tokens"] == 4 for each in server.requests)
 
@@ -121,10 +130,63 @@ def test_where_seer_answers_no_more_verls_own_client_goes_on_behind_the_tokens_s
 
     scheduler.progress = failing
     output = manager.generate_sequences(batch(groups=4, step=1))
-    assert any(output.non_tensor_batch["seer_fallback"])
+    marks = output.non_tensor_batch["seer_fallback"]
+    assert any(marks)
+    assert manager.llm_client._figures()["seer/fallbacks"] == sum(marks)
     stock = [each for server in servers for each in server.requests if "seed" not in each["sampling"]]
     assert {len(each["prompt"]) for each in stock} <= {8, 12}  # four of the prompt, and chunks
     assert all(len(tokens) == 12 or tokens[-1] == 7 for tokens, _ in responses(output))
+
+
+async def never(*_):
+    await asyncio.Event().wait()
+
+
+def test_where_seer_is_asked_and_never_answers_verls_own_client_goes_on(start):
+    manager, _, scheduler = start("stall_s=0.3", token_s=0.1)
+    scheduler.progress = never
+    output = manager.generate_sequences(batch(groups=4, step=1))
+    marks = output.non_tensor_batch["seer_fallback"]
+    assert any(marks)
+    assert manager.llm_client._figures()["seer/fallbacks"] == sum(marks)
+    assert all(len(tokens) == 12 or tokens[-1] == 7 for tokens, _ in responses(output))
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_scheduler_that_does_not_begin_is_started_anew_and_else_a_batch_goes_without_it(
+    start, monkeypatch, comes_back
+):
+    manager, _, scheduler = start("wait_s=0.3")
+    client, killed = manager.llm_client, []
+
+    def kill(actor, no_restart):
+        killed.append((actor.found, no_restart))
+        if comes_back:
+            del scheduler.begin
+            client.settings = dataclasses.replace(client.settings, wait_s=600.0)
+
+    monkeypatch.setattr(seer_verl.kept_client.ray, "kill", kill)
+    scheduler.begin = never
+    output = manager.generate_sequences(batch(groups=4, step=1))
+    marks = output.non_tensor_batch["seer_fallback"].tolist()
+    assert marks == [not comes_back] * 12
+    assert killed == [(scheduler, False)] * (1 if comes_back else 2)
+    assert client._figures()["seer/fallbacks"] == sum(marks)
+
+
+def test_more_responses_without_seer_than_are_allowed_end_the_step(start):
+    manager, servers, scheduler = start("most_fallbacks=5")
+    scheduler.generate = failing
+    with pytest.raises(
+        RuntimeError, match=r"5 responses of this run may be written without it .*: it is dead"
+    ):
+        manager.generate_sequences(batch(groups=4, step=1))
+    assert manager.llm_client._figures()["seer/fallbacks"] == 5  # of both workers together
+    assert sum("seed" not in each["sampling"] for server in servers for each in server.requests) <= 5
+
+
+async def failing(job):
+    raise RuntimeError("it is dead")
 
 
 def test_a_canary_compares_responses_and_does_without_the_scheduler_where_they_differ(start):
