@@ -13,6 +13,7 @@ from seer_journal import DiskJournal
 from seer_session import Config, Sampling, Session, load_config
 
 from seer_core.errors import ConfigError, quote
+from seer_slime.canary import canary_limits
 from seer_slime.nucleus import FIELD
 
 __all__ = ["Engines", "check", "kept_config", "router_of"]
@@ -128,6 +129,8 @@ def check(args: Namespace) -> None:
             raise ConfigError(f"Seer's rollouts do not support --{option.replace('_', '-')}; leave it out")
     if router_of(args) is None:
         _check_own(args)
+    if canary_limits(args)[0]:
+        _check_canary(args)
 
 
 def _check_own(args: Namespace) -> None:
@@ -150,6 +153,19 @@ def _check_own(args: Namespace) -> None:
             f"at temperature {sampling.temperature:g}, top_p {sampling.top_p:g} and top_k {sampling.top_k}"
             " the engines' log-probs, the model's own, are not those that slime trains on; sample at 1, 1 and"
             " -1"
+        )
+
+
+def _check_canary(args: Namespace) -> None:
+    """Make sure that a response which is written again has the same tokens."""
+    if router_of(args) is None:
+        raise ConfigError("seer_canary asks slime's own servers, and there are none; leave it out")
+    named = _tables(Path(args.seer_config)) if getattr(args, "seer_config", None) else {}
+    if named.get("engine", {}).get("remote", {}).get("require") != "exact":
+        raise ConfigError(
+            "seer_canary compares tokens, which depend on chance; start slime with"
+            ' --sglang-enable-deterministic-inference, and write require = "exact" into [engine.remote] of'
+            " seer_config"
         )
 
 

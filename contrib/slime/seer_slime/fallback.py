@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from seer_core import Completion
 
-__all__ = ["Fallback", "Unfinished", "WatchedRollout", "go_on", "limits_of"]
+__all__ = ["Fallback", "Unfinished", "WatchedRollout", "go_on", "limits_of", "number_of"]
 
 log = structlog.get_logger("seer")
 
@@ -48,13 +48,22 @@ def limits_of(args: Namespace) -> tuple[int, float]:
     Raises:
         ConfigError: they are no such numbers.
     """
-    most = getattr(args, "seer_most_fallbacks", MOST_FALLBACKS)
     stall_s = getattr(args, "seer_stall_s", STALL_S)
-    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
-        raise ConfigError(f"seer_most_fallbacks is {most!r}; it must be a number, 0 or more")
     if isinstance(stall_s, bool) or not isinstance(stall_s, int | float) or not 0 < stall_s < 86400:
         raise ConfigError(f"seer_stall_s is {stall_s!r}; it must be seconds above 0")
-    return most, stall_s
+    return number_of(args, "seer_most_fallbacks", MOST_FALLBACKS), stall_s
+
+
+def number_of(args: Namespace, name: str, default: int) -> int:
+    """Return a count of slime's ``--custom-config-path``.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    found = getattr(args, name, default)
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        raise ConfigError(f"{name} is {found!r}; it must be a number, 0 or more")
+    return found
 
 
 @attrs.define(eq=False)
@@ -222,7 +231,9 @@ async def go_on(
     if "custom_params" in sampling:
         how["custom_params"] = sampling["custom_params"]
     state = GenerateState(args)
-    if getattr(args, "sglang_enable_deterministic_inference", False):
+    if "sampling_seed" in sampling:
+        how["sampling_seed"] = sampling["sampling_seed"]
+    elif getattr(args, "sglang_enable_deterministic_inference", False):
         seeds = state.group_sampling_seeds
         how["sampling_seed"] = seeds[has.place % len(seeds)]
     async with state.semaphore:

@@ -29,11 +29,14 @@ from slime.utils.types import Sample
 
 from seer_core import Sampling
 from seer_core.errors import ConfigError, EngineError, SeerError
+from seer_slime.canary import ClientCanary, canary_limits
 from seer_slime.engines import Engines, check, router_of
 from seer_slime.fallback import Fallback, Unfinished, WatchedRollout, go_on, limits_of
+from seer_slime.figures import figures_of
 from seer_slime.nucleus import ASKED, NO_NUCLEUS, nucleus_of, wants_nucleus
 
 if TYPE_CHECKING:
+    from seer_session import Summary
     from slime.rollout.data_source import DataSource
 
     from seer_core import Completion
@@ -46,8 +49,12 @@ Group = list[Any]
 CLOSING_S = 10.0
 """How long engines that have failed are waited for."""
 
+BEFORE = 5
+"""The tokens of a prompt that SGLang decodes with a response."""
+
 engines_of = cache(Engines)
 fallback_of = cache(lambda router: Fallback())
+canary_of = cache(lambda router: ClientCanary())
 tokenizer_of = cache(load_tokenizer)
 
 
@@ -65,7 +72,7 @@ def generate_rollout(
         ConfigError: slime asks for something that Seer's rollouts do not support.
         EngineError: an engine cannot load the weights, or all groups have failed.
     """
-    if is_off():
+    if is_off() or canary_of(router_of(args)).stopped:
         from slime.rollout.sglang_rollout import generate_rollout as stock
 
         return stock(args, rollout_id, data_source, evaluation)
@@ -86,10 +93,13 @@ class _Step:
         router = router_of(args)
         self._args, self._named = args, (config, journal, router)
         self.most, self.stall_s = limits_of(args)
+        self.canaries, self.stop_after = canary_limits(args)
+        self.canary = canary_of(router)
         # With a journal the rollout goes on where it was when it is begun again.
         self._fallback = fallback_of(router) if router is not None and journal is None else None
         self.reason = ""
         self.replaced = 0
+        self.summaries: list[Summary] = []
 
     def __enter__(self) -> _Step:
         try:
@@ -122,6 +132,7 @@ class _Step:
         self.left: list[Unfinished] = []
         if self._fallback is None:
             yield from self.engines.session.stream(records, iteration, keep=False)
+            self.summaries.append(self.engines.session.result.summary)
             return
         if self.reason:
             self.left = WatchedRollout(None, records, iteration, self.stall_s).left
@@ -131,6 +142,8 @@ class _Step:
             if watched.reason:
                 self.left = watched.left
                 self.fail(watched.reason)
+            else:
+                self.summaries.append(self.engines.session.result.summary)
         if self.left:
             self._fallback.take(len(self.left), self.most, self.reason)
             self.replaced += len(self.left)
@@ -172,7 +185,11 @@ def _batch(args: Namespace, rollout_id: int, data_source: DataSource, step: _Ste
     if args.rollout_all_samples_process_path is not None:
         load_function(args.rollout_all_samples_process_path)(args, seen, data_source)
     mine = {"rollout/seer/failed_groups": failed, "rollout/seer/fallbacks": step.replaced}
-    return RolloutFnTrainOutput(samples=kept, metrics={**dropped.collect(), **mine})
+    if canary_limits(args)[0]:
+        mine["rollout/seer/canary_compared"] = step.canary.compared
+        mine["rollout/seer/canary_different"] = step.canary.different
+    metrics = {**dropped.collect(), **figures_of(step.summaries), **mine}
+    return RolloutFnTrainOutput(samples=kept, metrics=metrics)
 
 
 def _evaluate(args: Namespace, step: _Step) -> RolloutFnEvalOutput:
@@ -264,12 +281,18 @@ def _roll_out(
     prompts = {record["group_id"]: record["prompt_token_ids"] for record in records}
     scored: dict[tuple[str, int], Future[Any]] = {}
     failed: set[str] = set()
+    compared: list[Future[None]] = []
     for completion in step.completions(records, iteration):
         name, index = completion.group_id, completion.index
         if not completion.whole:
             failed.add(name)
             continue
-        text = tokenizer.decode(completion.token_ids, skip_special_tokens=args.rollout_skip_special_tokens)
+        if step.canaries and not evaluation:
+            step.canaries -= 1
+            blank = copy.deepcopy(named[name][index])
+            work = step.canary.compare(args, blank, prompts[name], completion, sampling, step.stop_after)
+            compared.append(_submit(work))
+        text = _text_of(args, tokenizer, prompts[name], completion.token_ids.tolist())
         _fill(named[name][index], prompts[name], completion, text)
         if args.use_rollout_routing_replay:
             experts = _experts(args, completion, len(prompts[name]))
@@ -287,6 +310,8 @@ def _roll_out(
         named[name][index] = sample.result()
         if named[name][index].status == Sample.Status.ABORTED:
             failed.add(name)
+    for comparison in compared:
+        comparison.result()
     whole = [group for name, group in named.items() if name not in failed]
     if args.group_rm:
         for group, rewards in [(group, _submit(batched_async_rm(args, group))) for group in whole]:
@@ -300,6 +325,17 @@ def _prompt_ids(sample: Any, tokenizer: Any) -> list[int]:
         raise ConfigError("Seer rolls out text alone; give --apply-chat-template, and no multimodal keys")
     ids: list[int] = tokenizer.encode(sample.prompt, add_special_tokens=False)
     return ids
+
+
+def _text_of(args: Namespace, tokenizer: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
+    """Return a response as text, as slime's servers have it: what it adds to the text before it.
+
+    Alone it would lose a space at its beginning, with tokenizers that drop the first of a text.
+    """
+    before = list(prompt_ids[-BEFORE:])
+    skip = args.rollout_skip_special_tokens
+    whole: str = tokenizer.decode([*before, *ids], skip_special_tokens=skip)
+    return whole[len(tokenizer.decode(before, skip_special_tokens=skip)) :]
 
 
 def _fill(sample: Any, prompt_ids: Sequence[int], completion: Completion, text: str) -> None:
@@ -347,7 +383,7 @@ async def _go_on(
         status = rest.status
     tokenizer = tokenizer_of(args.hf_checkpoint, trust_remote_code=True)
     sample.tokens = [*prompt_ids, *ids]
-    sample.response = tokenizer.decode(ids, skip_special_tokens=args.rollout_skip_special_tokens)
+    sample.response = _text_of(args, tokenizer, prompt_ids, ids)
     sample.response_length = len(ids)
     sample.loss_mask = [1] * len(ids)
     sample.rollout_log_probs = logprobs

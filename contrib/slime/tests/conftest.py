@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 from argparse import Namespace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ if importlib.util.find_spec("slime") is None:
     import slime_standin
 
     slime_standin.install()
+
+
+CONFIG = """
+[engine.remote]
+require = "exact"
+[plugin.divided_rollout]
+chunk_tokens = {}
+"""
 
 
 class Source:
@@ -60,6 +69,7 @@ def args(tmp_path, config, tiny_reasoner):
         moe_router_topk=2,
         num_layers=3,
         ci_test=False,
+        multimodal_keys=None,
         mask_offpolicy_in_partial_rollout=False,
         n_samples_per_prompt=3,
         rollout_global_dataset=True,
@@ -130,6 +140,84 @@ def engines(monkeypatch):
         return started[-1]
 
     monkeypatch.setattr(seer_slime.rollout, "engines_of", engines_of)
+    for counts in (seer_slime.rollout.canary_of, seer_slime.rollout.fallback_of):
+        counts.cache_clear()  # a router's address may come again
     yield started
     for each in started:
         each.close()
+
+
+@pytest.fixture
+def servers(engines):
+    from sglang_standin import StandInServers
+
+    found = StandInServers()
+    yield found
+    found.release()
+    for each in engines:  # their connections end before the servers do
+        each.close()
+    found.close()
+
+
+@pytest.fixture
+def kept(args, servers, tmp_path):
+    """Return slime's arguments where it has servers of its own, and a function that sets the chunks."""
+
+    def chunks(tokens):
+        path = tmp_path / f"seer-{tokens}.toml"
+        path.write_text(CONFIG.format(tokens), "utf-8")
+        args.seer_config = str(path)
+        return args
+
+    args.rollout_num_gpus = 2
+    args.sglang_router_ip, _, args.sglang_router_port = servers.router.removeprefix("http://").partition(":")
+    args.offload_rollout = True
+    args.debug_rollout_only = False
+    args.update_weight_transport = "nccl"
+    args.rollout_temperature = 0.8  # log-probs are those that slime's servers report
+    return chunks
+
+
+@pytest.fixture
+def own_client(args, kept, monkeypatch):
+    """Yield the samples that slime's own client has been given, in the order of its calls."""
+    import slime
+    from slime.rollout import sglang_rollout
+
+    generate, samples = sglang_rollout.generate, []
+
+    async def recorded(args, sample, sampling_params):
+        samples.append(sample)
+        return await generate(args, sample, sampling_params)
+
+    monkeypatch.setattr(sglang_rollout, "generate", recorded)
+    if hasattr(slime, "is_standin"):
+        yield samples
+        return
+    from slime.utils import async_utils, http_utils, misc
+
+    monkeypatch.setattr(misc.SingletonMeta, "_instances", {})
+    monkeypatch.setattr(http_utils, "_http_client", None)
+    http_utils.init_http_client(args)  # as its rollout manager does
+    yield samples
+    async_utils.run(http_utils._http_client.aclose())
+
+
+@pytest.fixture
+def breaking(monkeypatch):
+    """Return a function that has Seer's scheduler fail at its chunk of that number, once."""
+    from seer_divided_rollout.splitter import Chunks
+
+    split = Chunks.split
+
+    def at(number):
+        calls = count(1)
+
+        def broken(self, *arguments):
+            if next(calls) == number:
+                raise RuntimeError("broken")
+            return split(self, *arguments)
+
+        monkeypatch.setattr(Chunks, "split", broken)
+
+    return at

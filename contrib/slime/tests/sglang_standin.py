@@ -39,12 +39,14 @@ class StandInServers:
     ``weights`` decide tokens, ``label`` is their name; ``requests`` are those of each server, which has so
     many ``groups`` of ranks for attention.  The router sends its own requests to the first; ``routed`` are
     those.  With ``patched`` servers answer the tokens from which they draw.
+    What the router asks for has other tokens with ``astray``.
     """
 
     def __init__(self, count: int = 2) -> None:
         self.weights, self.label = 0, "default"
         self.groups = 1
         self.patched = True
+        self.astray = 0
         self.routed: list[dict[str, Any]] = []
         self.requests: list[list[dict[str, Any]]] = [[] for _ in range(count)]
         self._held: asyncio.Event | None = None
@@ -58,6 +60,11 @@ class StandInServers:
     def hold(self) -> None:
         """Never answer requests that are divided, from now on."""
         self._held = asyncio.Event()
+
+    def release(self) -> None:
+        """Answer what is held."""
+        if self._held is not None:
+            self._loop.call_soon_threadsafe(self._held.set)
 
     def close(self) -> None:
         """End all."""
@@ -86,7 +93,7 @@ class StandInServers:
 
         async def generate(request: web.Request) -> web.Response:
             self.routed.append(await request.json())
-            return self._generate(0, self.routed[-1])
+            return self._generate(0, self.routed[-1], self.astray)
 
         return [web.get("/workers", workers), web.post("/generate", generate)]
 
@@ -119,7 +126,7 @@ class StandInServers:
             web.post("/generate", generate),
         ]
 
-    def _generate(self, number: int, body: dict[str, Any]) -> web.Response:
+    def _generate(self, number: int, body: dict[str, Any], astray: int = 0) -> web.Response:
         if max(body.get("token_ids_logprob", [0])) >= VOCAB:
             return web.json_response({"error": f"the valid range is [0, {VOCAB})"}, status=400)
         how, context = body["sampling_params"], body["input_ids"]
@@ -128,7 +135,7 @@ class StandInServers:
         for _ in range(how["max_new_tokens"]):
             seed = how.get("sampling_seed") if how["temperature"] else 0
             place = len(context) + len(tokens)
-            key = f"{seed} {place} {[*context, *tokens][-1]} {self.weights}".encode()
+            key = f"{seed} {place} {[*context, *tokens][-1]} {self.weights + astray}".encode()
             tokens.append(3 + int.from_bytes(hashlib.sha256(key).digest()[:4]) % (VOCAB - 3))
         meta = {
             "id": body.get("rid", "own"),

@@ -34,6 +34,7 @@ class Sample:
     prompt: str = ""
     tokens: list = field(default_factory=list)
     multimodal_inputs: dict | None = None
+    multimodal_train_inputs: dict | None = None
     response: str = ""
     response_length: int = 0
     label: str | None = None
@@ -133,6 +134,17 @@ def load_tokenizer(name_or_path, **_):
     return AutoTokenizer.from_pretrained(name_or_path)
 
 
+def load_processor(name_or_path, **_):
+    from transformers import AutoProcessor
+
+    return AutoProcessor.from_pretrained(name_or_path)
+
+
+def build_processor_kwargs(multimodal_inputs):
+    plain = {"return_tensors": None, "return_mm_token_type_ids": False}
+    return {**multimodal_inputs, "text_kwargs": plain, "images_kwargs": {"return_tensors": "pt"}}
+
+
 def int32_of(meta, name):
     return np.frombuffer(base64.b64decode(meta[name]), np.int32).copy() if name in meta else None
 
@@ -189,6 +201,7 @@ class EvalDatasetConfig:
     custom_rm_path: str | None = None
     input_key: str | None = None
     label_key: str | None = None
+    multimodal_keys: dict | None = None
     tool_key: str | None = None
     metadata_key: str | None = None
     apply_chat_template: bool | None = None
@@ -226,7 +239,7 @@ MODULES = {
     "slime.utils.data": (Dataset,),
     "slime.utils.eval_config": (EvalDatasetConfig,),
     "slime.utils.misc": (load_function,),
-    "slime.utils.processing_utils": (load_tokenizer,),
+    "slime.utils.processing_utils": (build_processor_kwargs, load_processor, load_tokenizer),
     "slime.utils.types": (Sample,),
 }
 

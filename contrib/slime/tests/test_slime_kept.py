@@ -2,55 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import numpy as np
 import pytest
 import seer_slime.rollout
-import slime
 import torch
-from seer_divided_rollout.splitter import Chunks
 from seer_host.off_switch import is_off
 from seer_slime import generate_rollout
 from seer_slime.engines import kept_config
-from sglang_standin import StandInServers, experts_of, nucleus_of
-from slime.rollout import sglang_rollout
+from sglang_standin import experts_of, nucleus_of
 from slime.rollout.base_types import call_rollout_fn
 
 from seer_core.errors import ConfigError, EngineError, SeerError
-
-CONFIG = """
-[engine.remote]
-require = "exact"
-[plugin.divided_rollout]
-chunk_tokens = {}
-"""
-
-
-@pytest.fixture
-def servers():
-    found = StandInServers()
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def kept(args, servers, tmp_path):
-    """Return slime's arguments where it has servers of its own, and a function that sets the chunks."""
-
-    def chunks(tokens):
-        path = tmp_path / f"seer-{tokens}.toml"
-        path.write_text(CONFIG.format(tokens), "utf-8")
-        args.seer_config = str(path)
-        return args
-
-    args.rollout_num_gpus = 2
-    args.sglang_router_ip, _, args.sglang_router_port = servers.router.removeprefix("http://").partition(":")
-    args.offload_rollout = True
-    args.debug_rollout_only = False
-    args.update_weight_transport = "nccl"
-    args.rollout_temperature = 0.8  # log-probs are those that slime's servers report
-    return chunks
 
 
 def tokens(output):
@@ -96,46 +58,6 @@ def test_off_is_slimes_own_function(kept, source, servers, own_client, monkeypat
         is_off()
 
 
-@pytest.fixture
-def own_client(args, kept, monkeypatch):
-    """Yield the samples that slime's own client has been given, in the order of its calls."""
-    generate, samples = sglang_rollout.generate, []
-
-    async def recorded(args, sample, sampling_params):
-        samples.append(sample)
-        return await generate(args, sample, sampling_params)
-
-    monkeypatch.setattr(sglang_rollout, "generate", recorded)
-    if hasattr(slime, "is_standin"):
-        yield samples
-        return
-    from slime.utils import async_utils, http_utils, misc
-
-    monkeypatch.setattr(misc.SingletonMeta, "_instances", {})
-    monkeypatch.setattr(http_utils, "_http_client", None)
-    http_utils.init_http_client(args)  # as its rollout manager does
-    yield samples
-    async_utils.run(http_utils._http_client.aclose())
-
-
-@pytest.fixture
-def breaking(monkeypatch):
-    """Return a function that has Seer's scheduler fail at its chunk of that number, once."""
-    split = Chunks.split
-
-    def at(number):
-        calls = count(1)
-
-        def broken(self, *arguments):
-            if next(calls) == number:
-                raise RuntimeError("broken")
-            return split(self, *arguments)
-
-        monkeypatch.setattr(Chunks, "split", broken)
-
-    return at
-
-
 def test_where_seer_fails_slimes_own_client_goes_on_behind_the_tokens_so_far(
     kept, source, servers, own_client, breaking, engines
 ):
@@ -152,6 +74,7 @@ def test_where_seer_fails_slimes_own_client_goes_on_behind_the_tokens_so_far(
     for sample in samples:
         assert sample.response_length == len(sample.rollout_log_probs) == len(sample.loss_mask) == 16
         assert sample.reward is not None
+        assert sample.response[0] == " "  # behind the prompt
         assert sample.status == type(sample).Status.TRUNCATED
     after = generate_rollout(args, 1, source)  # the next rollout tries again
     assert after.metrics["rollout/seer/fallbacks"] == 0
@@ -201,6 +124,42 @@ def test_servers_that_do_not_answer_the_tokens_from_which_they_draw_are_refused(
     args.rollout_top_p = 0.9
     with pytest.raises(ConfigError, match="slime's patch of SGLang"):
         generate_rollout(args, 1, source)
+
+
+def test_some_responses_are_written_again_by_slimes_own_client_until_too_many_differ(
+    kept, source, servers, own_client
+):
+    args = kept(4)
+    args.seer_canary, args.seer_canary_stop = 3, 2
+    counts = []
+    for astray in (0, 1):
+        servers.astray = astray
+        output = generate_rollout(args, astray, source)
+        counts.append([output.metrics[f"rollout/seer/canary_{name}"] for name in ("compared", "different")])
+    assert counts == [[3, 0], [6, 3]]
+    assert len(servers.routed) == len(own_client) == 6
+    for each in servers.routed:
+        assert each["sampling_params"]["max_new_tokens"] == 16
+        assert len(each["input_ids"]) == 3
+    output = generate_rollout(args, 2, source)  # slime's own
+    assert len(own_client) == 6 + 12
+    assert not any(name.startswith("rollout/seer/") for name in output.metrics or {})
+
+
+def test_a_canary_is_refused_where_tokens_depend_on_chance(kept, source, args, engines, tmp_path):
+    kept(4).seer_canary = 3
+    args.seer_config = None
+    with pytest.raises(ConfigError, match="seer_canary compares tokens, which depend on chance"):
+        generate_rollout(args, 0, source)
+    args.rollout_num_gpus = 0
+    args.seer_config, args.debug_rollout_only = str(tmp_path / "seer-4.toml"), True
+    args.rollout_temperature = 1.0
+    with pytest.raises(ConfigError, match="seer_canary asks slime's own servers"):
+        generate_rollout(args, 0, source)
+    args.seer_canary = -1
+    with pytest.raises(ConfigError, match="seer_canary is -1; it must be a number, 0 or more"):
+        generate_rollout(args, 0, source)
+    assert not engines
 
 
 def test_no_more_responses_of_a_run_than_the_limit_are_written_without_seer(

@@ -42,7 +42,14 @@ def test_a_batch_comes_back_filled_and_scored_in_the_order_of_the_data(args, sou
             assert isinstance(sample.response, str)
             assert set(sample.loss_mask) == {1}
     groups = {each.group_id for each in engines[0].session.result.completions}
-    assert output.metrics == {"rollout/seer/failed_groups": 0, "rollout/seer/fallbacks": 0}
+    seen = {name.removeprefix("rollout/seer/"): value for name, value in output.metrics.items()}
+    assert (seen["failed_groups"], seen["fallbacks"]) == (0, 0)
+    assert seen["requests"] == 12
+    assert seen["tokens"] == sum(sample.response_length for group in output.samples for sample in group)
+    assert seen["chunks"] >= 12
+    assert 0 < seen["tail_time_s"] <= seen["total_time_s"]
+    assert seen["throughput_tokens_per_s"] == pytest.approx(seen["tokens"] / seen["total_time_s"])
+    assert seen["exactness"] == 2
     assert groups <= {f"0-{number}" for number in range(4)}
     assert len({str(sample.tokens[3:]) for group in output.samples for sample in group}) > 6
 
@@ -76,6 +83,7 @@ def test_groups_that_the_filter_drops_are_replaced(args, source):
     assert all(len({sample.reward for sample in group}) > 1 for group in output.samples)
     dropped = output.metrics["rollout/dynamic_filter/drop_all_equal"]
     assert 0 < dropped <= source.groups - 4
+    assert output.metrics["rollout/seer/requests"] == 3 * source.groups  # of all its rollouts
 
 
 def test_more_groups_than_a_batch_are_cut_by_their_order_and_not_by_their_speed(args, source):
