@@ -1,16 +1,24 @@
 """Pages whose commands and Python run here, on simulated engines; long ones on smaller workloads."""
 
+import importlib
 import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from seer_host.config_files import make_config
+from seer_host.tables import structure
 from seer_lab.foreign.slime_dump import GUIDE
 from seer_lab.policies import POLICIES
 from seer_lab.recorded import read_recorded
 from seer_lab.traces import read_lengths
+
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "lab/tests/data"
@@ -35,6 +43,13 @@ def commands(text):
 
 
 FIRST, COMPARE, LOGS = map(page, ("docs/start/first-rollout.md", "docs/guides/compare-policies.md", GUIDE))
+OPERATE = page("docs/guides/operate.md")
+TABLES = {
+    "engine.vllm": "seer_vllm.plugin",
+    "kv_pool.local": "seer_kv_local",
+    "launcher.ray": "seer_ray.plugin",
+}
+"""The modules with the settings of the tables of that page."""
 
 
 @pytest.fixture
@@ -119,6 +134,64 @@ def test_the_commands_of_the_page_about_logs_run_and_its_python_reads_dumps_alik
     assert [[(group.prompt_tokens, group.output_tokens) for group in groups] for groups in converted] == [
         [(group.prompt_tokens, group.output_tokens) for group in groups] for groups in recorded
     ]
+
+
+@pytest.fixture
+def operated(tmp_path, monkeypatch, write_prompts):
+    """A directory with a config and prompts of the names that the page for operators gives them."""
+    monkeypatch.chdir(tmp_path)
+    tables = '[seer]\nplugins = ["divided_rollout", "length_posterior", "grouped_spec"]\nengine = "sim"\n'
+    tables += "[engine.sim]\ninstances = 4\n[engine.sim.lengths]\nmean_tokens = 60\n"
+    (tmp_path / "rollout.toml").write_text(f"{tables}{blocks(OPERATE, 'toml')[-1]}")
+    write_prompts(*({"prompt": "once more", "n": 2, "max_tokens": 90, "group_id": f"g{i}"} for i in range(6)))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("operated")
+def test_the_commands_of_the_page_for_operators_run(run):
+    found = [line.partition("#")[0].strip() for line in commands(OPERATE)]
+    found = [line for line in found if line.startswith("seer ")]
+    rows = re.findall(r"^\|[^|]+\| `(seer (?:status|report|explain)[^`]*)` \|$", OPERATE, re.M)
+    assert (len(found), len(rows)) == (5, 3)
+    begun = next(place for place, line in enumerate(found) if line.startswith("seer run"))
+    for line in (*found[: begun + 1], *rows, *found[begun + 1 :]):
+        run(line.replace("GROUP/INDEX", "g1/1"))
+
+
+def test_the_tables_of_the_page_for_operators_have_settings_that_there_are():
+    whole = {}
+    for text in blocks(OPERATE, "toml"):
+        for name, table in tomllib.loads(text).items():
+            whole.setdefault(name, {}).update(table)
+    config = make_config(whole, base_dir=ROOT, origin="the page")
+    assert (config.seer.restarts.attempts, config.seer.kv_pool) == (3, "local")
+    for name, module in TABLES.items():
+        kind, _, table = name.partition(".")
+        found = structure(whole[kind][table], importlib.import_module(module).Settings, name)
+        assert {*whole[kind][table]} <= {*found.__struct_fields__}
+
+
+def test_the_calls_of_the_page_for_operators_limit_and_drain_an_instance(operated):
+    [calls] = [text for text in blocks(OPERATE, "sh") if "curl" in text]
+    assert calls.startswith("TOKEN=$(cat token.txt)\n")
+    (operated / "token.txt").write_text("a secret of 24 characters\n")
+    (operated / "token.txt").chmod(0o600)
+    command = [sys.executable, "-c", "from seer_main import main; main()", "serve", "rollout.toml"]
+    with subprocess.Popen(
+        [*command, "--port", "0", "--token-file", "token.txt"], stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            lines = (re.search(r"running on http://(\S+)", line) for line in server.stderr)
+            address = next(filter(None, lines))[1]
+            script = calls.replace("127.0.0.1:8000", address).replace("vllm-3", "sim-3")
+            script = script.replace("curl ", "curl --silent --show-error --write-out '\\n' ")
+            done = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, timeout=PATIENCE_S)
+        finally:
+            server.terminate()
+            server.communicate(timeout=PATIENCE_S)
+    answers = [json.loads(line)["done"] for line in done.stdout.splitlines() if line]
+    assert len(answers) == 2, done
+    assert all("sim-3" in answer for answer in answers)
 
 
 def test_the_placer_of_its_guide_fills_the_slot_in_the_commands_shown(distribution, run):
