@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import inspect
 import math
 from collections import deque
@@ -41,6 +42,18 @@ LARGEST_REWARD = 1e300
 
 HANGING = 2
 """Threads of plain methods that there may be for each turn that is worked on at once: half may hang."""
+
+
+class _Raised(Exception):
+    """A plain method of the environment raised what its text describes."""
+
+
+PLAIN_ERRORS = (
+    _Raised,
+    asyncio.CancelledError,
+    *(each for each in vars(builtins).values() if isinstance(each, type) and issubclass(each, BaseException)),
+)
+"""Classes whose text is that of their arguments, and no code of others."""
 
 
 @runtime_checkable
@@ -274,7 +287,7 @@ class EnvironmentCalls:
         except BaseException as error:
             if is_ctrl_c(error) or (call.given_up and type(error) is asyncio.CancelledError):
                 raise
-            return self._reason(error), 0.0
+            return await self._why(error), 0.0
 
     async def _bounded(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """Return the answer of a method; raises EngineError if too many plain ones have not returned."""
@@ -311,8 +324,21 @@ class EnvironmentCalls:
         except BaseException as error:
             if is_ctrl_c(error):
                 raise
-            reason = self._late() if limit.expired() else self._reason(error)
+            reason = self._late()
+            if not limit.expired():
+                with suppress(TimeoutError):
+                    reason = await asyncio.wait_for(self._why(error), self._settings.timeout_s)
             log.warning("environment_close_failed", request=trajectory.request_id, reason=reason)
+
+    async def _why(self, error: BaseException) -> str:
+        """Return the reason; a text that is code of others, and may hang, is read beside the event loop."""
+        if _has_plain_text(error):
+            return self._reason(error)
+        try:
+            reason: str = await self._bounded(self._reason, error)
+        except EngineError as too_many:
+            return str(too_many)
+        return reason
 
     def _reason(self, error: BaseException) -> str:
         """Return, in words, why the environment has failed."""
@@ -414,8 +440,11 @@ class EnvironmentCalls:
             ) from error
 
 
-class _Raised(Exception):
-    """A plain method of the environment raised what its text describes."""
+def _has_plain_text(error: BaseException) -> bool:
+    """Return whether the text of an error is that of its arguments, and so cannot hang."""
+    if not any(type(error) is each for each in PLAIN_ERRORS):
+        return False
+    return error.__cause__ is None and all(type(each) is str for each in error.args)
 
 
 def _cancel_work(call: _Call) -> None:

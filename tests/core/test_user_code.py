@@ -286,8 +286,8 @@ KINDS = [AsyncStep, PlainStep, AwaitableStep, GeneratorStep, AsyncReset, PlainRe
 OF_LIBRARIES = [TaskStep, GroupStep, ThreadedStep]
 
 
-def calls_of(environment, outcomes, tokenizer=None):
-    settings = TurnsTable(timeout_s=60.0, at_once=200)
+def calls_of(environment, outcomes, tokenizer=None, timeout_s=60.0):
+    settings = TurnsTable(timeout_s=timeout_s, at_once=200)
     return EnvironmentCalls(environment, settings, RealClock(), ModelInfo(200, 1000), tokenizer, outcomes)
 
 
@@ -379,23 +379,35 @@ def test_a_close_may_raise_anything():
             check(reason, name)
 
 
-def test_a_hanging_text_of_an_error_costs_a_plain_method_its_own_time_alone():
-    class Hangs(Exception):
-        def __str__(self):
-            over.wait(PATIENCE_S)
-            return "late"
+class Hangs(Exception):
+    """Its text comes once an event is set."""
 
-    class Plain(AsyncStep):
-        def step(self, trajectory, turn):
-            if trajectory.request_id == "hangs":
-                raise Hangs
-            return DONE
+    def __init__(self, over):
+        self.over = over
 
+    def __str__(self):
+        self.over.wait(PATIENCE_S)
+        return "late"
+
+
+def hanging(over):
+    """Return what raises such an error for the response of that name, and answers others."""
+
+    def act(trajectory):
+        if trajectory.request_id == "hangs":
+            raise Hangs(over)
+        return DONE
+
+    return act
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hanging_text_of_an_error_costs_its_own_response_time_alone(kind):
     over = threading.Event()
 
     async def story():
         outcomes = Outcomes()
-        calls = calls_of(Plain(None), outcomes)
+        calls = calls_of(kind(hanging(over)), outcomes)
         calls.ask(question("hangs"))
         calls.ask(question("other"))
         await aeventually(lambda: outcomes.answers)
@@ -406,6 +418,29 @@ def test_a_hanging_text_of_an_error_costs_a_plain_method_its_own_time_alone():
     outcomes = run_in_virtual_time(story())
     assert outcomes.answers.keys() == {"other"}
     assert "Hangs: late" in outcomes.failures["hangs"]
+
+
+def test_a_text_that_never_comes_ends_its_response_and_its_close_by_their_limit():
+    class Closing(AsyncStep):
+        async def close(self, trajectory):
+            self.act(trajectory)
+
+    over = threading.Event()
+
+    async def story():
+        outcomes = Outcomes()
+        calls = calls_of(Closing(hanging(over)), outcomes, timeout_s=0.2)
+        calls.ask(question("hangs"))
+        await aeventually(lambda: outcomes.failures)
+        calls.stop()
+        await calls.closed()
+        return outcomes
+
+    with capture_logs() as logs:
+        outcomes = asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
+    over.set()
+    assert "took more than 0.2 s for a turn" in outcomes.failures["hangs"]
+    assert "took more than 0.2 s for a turn" in logs[-1]["reason"]
 
 
 class Refusing:
