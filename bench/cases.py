@@ -78,7 +78,7 @@ SECTIONS: Mapping[str, Mapping[str, Case]] = {
     },
     "What happens when something dies?": {
         "faults": Case(
-            "What do faults of a cluster, of servers and of the driver cost a rollout?",
+            "What do faults of a cluster, of servers, of the driver, of user code and of checkpoints cost?",
             {
                 "cluster": "cluster_faults",
                 "servers": "remote_faults",

@@ -2,7 +2,7 @@
 
 Each class of error is raised once by each kind of user code, in a rollout of two responses of which only the
 second meets it.  The classes are all of Python's own and those that libraries raise with bad luck: texts that
-raise, attributes that raise, megabytes, lone surrogates, interrupts.  A second runs from the moment before
+raise, attributes that raise, megabytes, lone surrogates, interrupts.  Time runs from the moment before
 the error is made until the response is over; for an observer until both are, and for a placer until the
 rollout has ended.  Rewards are computed in a process of their own.  Engines have no model and answer at once;
 clocks are real.

@@ -357,6 +357,19 @@ def test_runs_side_by_side_have_fewer_chunks_and_requests_one_by_one(reader, mon
     assert few["findings"] == whole["findings"]
 
 
+def test_a_page_of_six_long_runs_has_less_than_three_megabytes(reader):
+    shown = run_of(reader, "x")
+    columns = {
+        name: [column[place % len(column)] for place in range(20_000)]
+        for name, column in shown.chunks.items()
+    }
+    columns["request"] = [place // 8 for place in range(20_000)]
+    requests = [f"group-{place // 8}/{place % 8}" for place in range(2_500)]
+    long = msgspec.structs.replace(shown, chunks=columns, chunk_requests=requests)
+    least = len(page_of("x", [shown]))  # with the library of charts
+    assert least < len(page_of("x", [long] * 6)) < 3_000_000
+
+
 def test_the_chart_library_is_the_published_file():
     parts = files("seer_cli.report")
     digest = hashlib.sha256((parts / "echarts.min.js").read_bytes()).hexdigest()
