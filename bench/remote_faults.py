@@ -1,8 +1,8 @@
 """What do faults of servers that run already cost a rollout's responses?
 
 Three server processes without a model (``stand-in``), or two of vLLM or SGLang with the bundled model
-(``vllm``, ``sglang``), each behind a proxy with TLS that spoils chunks, while rollouts go on.  Every response
-is compared with that of a run without faults.
+(``vllm``, ``sglang``), each behind a proxy with TLS that spoils chunks, while rollouts go on, first in chunks
+and then with whole responses.  Every response is compared with that of a run without faults.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ def _sentence(row: Row) -> str:
     kinds = ", ".join(f"{count} {name}" for name, count in sorted(row["kinds"].items()))
     found = row["complaints"]
     complaints = f"{len(found)}, such as {found[0]}" if found else "none"
+    if ways := row.get("ways"):
+        kinds += "; " + ", ".join(f"{count} while responses ran {way}" for way, count in ways.items())
     return (
         f"{SERVERS[row['engine']]}: {row['faults']} faults ({kinds}) in {row['rollouts']} rollouts of"
         f" {row['responses']:,} responses:"

@@ -2,7 +2,9 @@
 
 Each server is a process, and between it and the driver stands a proxy with TLS, whose certificate a made-up
 authority has signed.  Faults come one after the other while rollouts run; each waits until it has struck.
-Every rollout has to return each response once, with the tokens of a run without faults.
+Half of them come while responses run in chunks, and half while they run whole, as they do by default on
+servers that share no KV.  Every rollout has to return each response once, with the tokens of a run without
+faults.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import signal
 import ssl
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import accumulate, cycle
 from pathlib import Path
@@ -24,7 +26,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import attrs
 from aiohttp import web
-from seer_divided_rollout import Chunks, KvAware
+from seer_divided_rollout import Settings as DividedSettings
+from seer_divided_rollout import seer_make_placer, seer_make_splitter
 from seer_host.ports import reserved_port
 from seer_host.tables import SeerTable
 from seer_remote import fleet as remote_fleet
@@ -48,6 +51,13 @@ PAUSE_S = 0.6
 TOKEN = "of-the-campaign"
 STRIKE_S = 600.0
 """How long a fault waits for a chunk that it may strike, and for the servers to be back after it."""
+UNSTRUCK = 12
+"""Rollouts without a chunk for a server in use, after which a fault waits for none."""
+WAYS: Mapping[str, DividedSettings] = {
+    "in chunks": DividedSettings(chunk_tokens=30),
+    "whole": DividedSettings(),
+}
+"""How responses run, and the settings with which they do."""
 
 
 class StruckServer(Protocol):
@@ -243,10 +253,13 @@ class RemoteCampaign:
         kinds: Sequence[str] = (*ANSWERS, *PROCESSES),
     ) -> None:
         self.done: Counter[str] = Counter()
+        self.ways: dict[str, int] = {}
+        """How many faults struck while responses ran in each way."""
         self.complaints: list[str] = []
         self.rollouts = self.responses = self.lost = self.doubled = self.wrong = self.instances_lost = 0
         self.took_s = 0.0
         self._latest = ""
+        self._wanted: dict[str, list[int]] = {}
         self._last = LastEvents()
         self.engine = engine
         self._folder, self._faults, self._kinds = folder, faults, kinds
@@ -277,6 +290,7 @@ class RemoteCampaign:
             "instances_lost",
             "took_s",
             "complaints",
+            "ways",
         )
         found = {name: getattr(self, name) for name in names}
         return {"faults": sum(self.done.values()), "kinds": dict(self.done), **found}
@@ -332,23 +346,41 @@ class RemoteCampaign:
         return make(self._folder / f"server-{number}", self._checkpoints)
 
     async def _play(self, settings: Settings) -> None:
-        fleet = await asyncio.to_thread(seer_make_engines, settings, Startup(0, self._folder))
-        chunks = Slot("splitter", "mine", Chunks(30)), Slot("placer", "mine", KvAware(0.25, 0.75))
-        policies = attrs.evolve(Policies(), splitter=chunks[0], placer=chunks[1])
+        calls = self.processes[0].calls
+        kinds = [each for each in self._kinds if each not in OWNED or calls.of(each, str)[0]]
+        plan = [name for _, name in zip(range(self._faults), cycle(kinds), strict=False)]
+        self._random.shuffle(plan)
+        for number, (way, divided) in enumerate(WAYS.items()):
+            left = len(WAYS) - number
+            until_s = time.monotonic() + (self._until_s - time.monotonic()) / left
+            faults, plan = plan[: len(plan) // left], plan[len(plan) // left :]
+            before = self.done.total()
+            await self._play_one_way(settings, divided, faults, until_s)
+            self.ways[way] = self.done.total() - before
+
+    async def _play_one_way(
+        self, settings: Settings, divided: DividedSettings, faults: Sequence[str], until_s: float
+    ) -> None:
+        """Carry faults out while responses run by the settings."""
+        startup = Startup(0, self._folder)
+        fleet = await asyncio.to_thread(seer_make_engines, settings, startup)
+        policies = attrs.evolve(
+            Policies(),
+            splitter=Slot("splitter", "mine", seer_make_splitter(divided, startup)),
+            placer=Slot("placer", "mine", seer_make_placer(divided, startup)),
+        )
         table = SeerTable(restarts=RestartsTable(attempts=1000, backoff_s=0.1))
         strategies = Strategies(policies).with_observer(self._last)
         async with Runtime(Assembly(fleet, strategies), table) as runtime:
             self._runtime = runtime
-            self._wanted = _responses(await runtime.rollout(runtime.groups(self._prompts)).wait())
-            server = self.processes[0]
-            kinds = [each for each in self._kinds if each not in OWNED or server.calls.of(each, str)[0]]
-            plan = [name for _, name in zip(range(self._faults), cycle(kinds), strict=False)]
-            self._random.shuffle(plan)
+            await self._whole("the start")
+            wanted = _responses(await runtime.rollout(runtime.groups(self._prompts)).wait())
+            self._wanted = self._wanted or wanted
             self._over = False
             rolling = asyncio.create_task(self._roll())
             try:
-                for name in plan:
-                    if time.monotonic() > self._until_s or rolling.done():
+                for name in faults:
+                    if time.monotonic() > until_s or rolling.done():
                         break
                     await self._strike(name)
             finally:
@@ -390,10 +422,8 @@ class RemoteCampaign:
         if name in ANSWERS:
             proxy.struck.clear()
             proxy.fault = name
-            try:
-                await asyncio.wait_for(proxy.struck.wait(), STRIKE_S)
-            except TimeoutError:
-                self._complain(f"{self._latest} struck no chunk within {STRIKE_S:g} s")
+            if flaw := await self._unstruck(proxy, f"remote-{number}"):
+                self._complain(f"{self._latest} struck no chunk: {flaw}")
                 proxy.fault = ""
                 return
         else:
@@ -401,6 +431,20 @@ class RemoteCampaign:
         self.done[name] += 1
         if name in PROCESSES:
             await self._whole(name)
+
+    async def _unstruck(self, proxy: FaultyProxy, instance: str) -> str:
+        """Wait until a proxy has struck a chunk; return why it struck none."""
+        until_s, begun = time.monotonic() + STRIKE_S, self.rollouts
+        while not proxy.struck.is_set():
+            if instance not in self._runtime.alive:
+                begun = self.rollouts
+            if self.rollouts - begun > UNSTRUCK:
+                return f"{UNSTRUCK} rollouts sent none to {instance}, which is in use"
+            if time.monotonic() > until_s:
+                return f"none came within {STRIKE_S:g} s"
+            with suppress(TimeoutError):
+                await asyncio.wait_for(proxy.struck.wait(), 0.1)
+        return ""
 
     def _complain(self, text: str) -> None:
         """Keep a complaint, with what the run holds and the last events of each instance."""
