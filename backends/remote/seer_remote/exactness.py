@@ -2,7 +2,8 @@
 
 A request is run whole and in two parts.  Where the parts are the whole, the noise behind a token depends on
 the request's seed and the token's place alone.  The test goes on until it has left so much to chance that a
-server which draws other noise in the second part would have written other tokens.
+server which draws other noise in the second part would have written other tokens.  Another server then writes
+the second parts, too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ __all__ = [
     "PROMPT_TOKENS",
     "LevelFinding",
     "Likeness",
+    "SecondPart",
     "Write",
+    "agrees",
     "chunk_seed",
     "examine",
     "look",
@@ -67,11 +70,24 @@ NOISE = 20.0
 """Log-probs of the same weights differ by no more than so often what they differ by on one server."""
 
 
+class SecondPart(Struct, frozen=True):
+    """A seed and a context, and the tokens with which a server went on."""
+
+    seed: int
+    context: list[int]
+    token_ids: list[int]
+
+
 class LevelFinding(Struct, frozen=True):
-    """A server's level for a sampling, and by how much the log-probs of its two ways differed, in nats."""
+    """A server's level for a sampling, and by how much the log-probs of its two ways differed, in nats.
+
+    With the second parts of its responses, and the sampling that they were written with.
+    """
 
     level: Exactness
     noise: float
+    sampling: Sampling
+    parts: list[SecondPart] = []
 
 
 class Likeness(Struct, frozen=True):
@@ -154,11 +170,15 @@ async def examine(
     )
     prompt = _prompt(vocab_size)
 
+    parts: list[SecondPart] = []
+
     async def one(seed: int) -> tuple[bool, bool, float, float]:
         whole, first = await asyncio.gather(
             write(hot, prompt, ALL_TOKENS, seed), write(hot, prompt, FIRST_TOKENS, seed)
         )
-        rest = await write(hot, [*prompt, *first.token_ids], ALL_TOKENS - FIRST_TOKENS, seed)
+        context = [*prompt, *first.token_ids]
+        rest = await write(hot, context, ALL_TOKENS - FIRST_TOKENS, seed)
+        parts.append(SecondPart(seed, context, rest.token_ids[:COMPARED]))
         repeats = first.token_ids == whole.token_ids[:FIRST_TOKENS]
         border = FIRST_TOKENS + COMPARED
         goes_on = repeats and rest.token_ids[:COMPARED] == whole.token_ids[FIRST_TOKENS:border]
@@ -172,8 +192,19 @@ async def examine(
         if not all(goes_on for _, goes_on, *_ in found) or sum(each[-1] for each in found) > LEAST_CHANCE:
             break
     if all(goes_on for _, goes_on, *_ in found):
-        return LevelFinding("exact", max(noise for *_, noise, _ in found))
-    return LevelFinding("reproducible" if all(repeats for repeats, *_ in found) else "distributed", 0.0)
+        return LevelFinding("exact", max(noise for *_, noise, _ in found), hot, parts)
+    level: Exactness = "reproducible" if all(repeats for repeats, *_ in found) else "distributed"
+    return LevelFinding(level, 0.0, hot)
+
+
+async def agrees(write: Write, finding: LevelFinding) -> bool:
+    """Return whether this server goes on with another's responses as that did; raises as ``examine``."""
+
+    async def one(part: SecondPart) -> bool:
+        rest = await write(finding.sampling, part.context, COMPARED, part.seed)
+        return rest.token_ids == part.token_ids
+
+    return all(await asyncio.gather(*map(one, finding.parts)))
 
 
 async def reports_raw(write: Write, vocab_size: int) -> bool:

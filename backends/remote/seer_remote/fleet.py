@@ -103,6 +103,7 @@ class RemoteFleet:
         self.poll_s = poll_s
         self.silence_timeout_s = silence_timeout_s
         self.version = 0
+        self.differ = False
         self.clock: Clock = RealClock()
         self._kind, self._make, self._connect, self._watch = kind, make, connect, watch
         self._model_dir = model_dir
@@ -113,6 +114,8 @@ class RemoteFleet:
         """Of each version of the weights: one server of each kind, of which there should be one."""
         self._asking = threading.Lock()
         self._names: dict[str, str] = {}
+        self._latest: dict[str, RemoteInstance] = {}
+        """Of each address, also of one that joined later: its instance, by its name."""
         self._first: tuple[str, ServerFacts] | None = None
         self._model: ModelInfo | None = None
         self._tokenizer: Tokenizer | None = None
@@ -156,6 +159,10 @@ class RemoteFleet:
             else:
                 return dialect
         return None
+
+    def in_use(self) -> Iterable[RemoteInstance]:
+        """Iterate over the servers that chunks are sent to."""
+        return (instance for instance in self._latest.values() if instance.takes_chunks)
 
     async def ready(self) -> None:
         """Wait until the model is known; raises as ``model``."""
@@ -236,7 +243,8 @@ class RemoteFleet:
 
     def _instance(self, url: str) -> RemoteInstance:
         name = self._names.setdefault(url, f"remote-{len(self._names)}")
-        return RemoteInstance(name, self._kind, self._connect(url), self, self._make)
+        instance = self._latest[name] = RemoteInstance(name, self._kind, self._connect(url), self, self._make)
+        return instance
 
     # The model.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from secrets import token_hex
@@ -35,7 +35,9 @@ from seer_remote.dialect import Dialect, ServerChunk, ServerFacts, Unsupported, 
 from seer_remote.exactness import (
     LEVELS,
     PROMPT_TOKENS,
+    LevelFinding,
     Likeness,
+    agrees,
     examine,
     look,
     reports_raw,
@@ -103,6 +105,12 @@ class SiblingServers(Protocol):
     silence_timeout_s: float
     version: int
     """The version of the weights that the others have."""
+    differ: bool
+    """Whether two servers were found that draw different tokens."""
+
+    def in_use(self) -> Iterable[RemoteInstance]:
+        """Iterate over the servers that chunks are sent to."""
+        ...
 
     def mark(self, version: int, marks: Likeness) -> tuple[str, str]:
         """Return a fingerprint, which servers that may have the same weights have in common.
@@ -174,7 +182,10 @@ class RemoteInstance:
         """Ends with the server's process."""
         self._fingerprint = ""
         """Of its weights, when they were last looked at."""
-        self._levels: dict[str, Exactness] = {}
+        self._found: dict[str, LevelFinding] = {}
+        """What was found of its level, by the sampling's shape."""
+        self._is_compared = False
+        """Whether another server has gone on with its responses since it started."""
         self._tests: dict[str, asyncio.Task[None]] = {}
         self._figures = ServerFigures()
         self._fetch_s: float | None = None
@@ -211,8 +222,9 @@ class RemoteInstance:
             await self._hold()
             facts = self._facts = await self._whole_facts()
             self._siblings.expect(self.address, facts)
-            self._levels.clear()
+            self._found.clear()
             self._tests.clear()
+            self._is_compared = False
             await self.seer.attach(sink)
             self._raw = await reports_raw(self._try, facts.vocab_size)
             level = await self._level_of(self._siblings.sampling)
@@ -225,6 +237,7 @@ class RemoteInstance:
                         f"instance {self.id!r} does not serve the weights that others do: {flaw}; load them"
                         " there, or start it anew"
                     )
+                level = await self._compare()
         except Unreachable as error:
             self._short_lives += 1
             await self._down()
@@ -430,12 +443,12 @@ class RemoteInstance:
         assert self._facts is not None
         shape = shape_of(sampling, self._facts.whole_controls)
         self._expect_raw(sampling)
-        if shape not in self._levels:
+        if shape not in self._found:
             test = self._tests.get(shape)
             if test is None:
                 test = self._tests[shape] = asyncio.create_task(self._test(shape, sampling))
             await asyncio.shield(test)
-        level, required = self._levels[shape], self._siblings.require
+        level, required = self._found[shape].level, self._siblings.require
         if LEVELS.index(level) < LEVELS.index(required):
             how = f" with {shape}" if shape else ""
             raise EngineError(
@@ -464,8 +477,56 @@ class RemoteInstance:
             self.seer.forget(TESTS)
             self._tests.pop(shape, None)
         self._noise = max(self._noise, finding.noise)
-        self._levels[shape] = finding.level
+        if self._siblings.differ and finding.level == "exact":
+            finding = structs.replace(finding, level="reproducible")
+        self._found[shape] = finding
         log.info("server_tested", instance=self.id, sampling=shape or "plain", exactness=finding.level)
+
+    async def _compare(self) -> Exactness:
+        """Have another server go on with the responses of the test of the run's sampling.
+
+        Each may go on with its own, and the two may draw different tokens all the same.
+
+        Raises:
+            EngineError: they do, and ``exact`` is required.
+        """
+        assert self._facts is not None
+        shape = shape_of(self._siblings.sampling, self._facts.whole_controls)
+        finding = self._found[shape]
+        others = (each for each in self._siblings.in_use() if each is not self)
+        other = next((each for each in others if each._fingerprint == self._fingerprint), None)
+        if finding.level != "exact" or other is None:
+            return finding.level
+        agreed = await other.goes_on(finding)
+        self._is_compared = agreed is not None
+        other._is_compared |= agreed is True
+        log.info("servers_compared", instance=self.id, other=other.id, agreed=agreed)
+        if agreed is False:
+            if self._siblings.require == "exact":
+                raise EngineError(
+                    f"instance {self.id!r}: the server at {self.address} draws other tokens from a seed than"
+                    f" the one at {other.address} does, though each goes on with its own responses; start"
+                    " them alike, on devices of one kind, or set require = 'reproducible' in"
+                    " [engine.remote]"
+                )
+            self._siblings.differ = True
+            self._found[shape] = structs.replace(finding, level="reproducible")
+        return self._found[shape].level
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether it is up and awake."""
+        return self._sink is not None and not self._asleep
+
+    async def goes_on(self, finding: LevelFinding) -> bool | None:
+        """Return whether it goes on with another server's responses as that does; None: it does not say."""
+        try:
+            return await asyncio.wait_for(agrees(self._try, finding), self._siblings.silence_timeout_s)
+        except (Unreachable, RefusedCall, Malformed, TimeoutError) as error:
+            log.warning("servers_not_compared", instance=self.id, url=self.address, error=str(error))
+            return None
+        finally:
+            self.seer.forget(TESTS)
 
     async def _try(
         self, sampling: Sampling, tokens: Sequence[int], most: int, seed: int | None
@@ -791,6 +852,10 @@ class RemoteInstance:
                 await self.dialect.load_weights(source.directory, version)
             self._forget()  # the look uses no KV of the old ones
             fingerprint, _ = await self._look(version)
+            if not self._is_compared:
+                self._found.clear()  # other weights wrote those responses
+                await self._level_of(self._siblings.sampling)
+                await self._compare()
         except (Unsupported, RefusedCall, Malformed) as error:
             raise EngineError(f"instance {self.id!r}, the server at {self.address}: {error}") from error
         except Unreachable as error:

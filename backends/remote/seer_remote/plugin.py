@@ -60,9 +60,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     refused.
     """
     shared_kv: bool | None = None
-    """Whether a server finds the KV that another has written, as with Mooncake's store, with a connector of
-    Seer's or with HiCache. Without it, this is tried at the start, which needs servers that report cached
-    tokens.
+    """Whether a server finds the KV that another has written, as with a connector of Seer's. Without it, this
+    is tried at the start, which needs servers that report cached tokens. A storage of several SGLang servers
+    (HiCache) has not been tried.
     """
     processed_logprobs: bool = False
     """Whether servers may report log-probs after temperature and cuts in place of the model's own; without

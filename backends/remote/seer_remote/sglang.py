@@ -155,6 +155,8 @@ class Sglang:
     async def facts(self) -> ServerFacts:
         """Ask for its arguments, its KV and its vocabulary."""
         ask = self.connection
+        if await self._is_paused():  # or else the first request would wait for the pause's end
+            raise Unreachable("its owner has paused it")
         info = read(ServerInfo, await ask.get("/server_info", MOST_WAITS), "/server_info")
         models = read(SglangModels, await ask.get("/v1/models"), "/v1/models").data
         if not models:
@@ -184,22 +186,30 @@ class Sglang:
         )
 
     async def healthy(self) -> bool:
-        """Ask ``/ready``; ``/health`` writes a token, which takes a second."""
-        try:
-            await self.connection.get("/ready", 5.0)
-        except (Unreachable, RefusedCall):
-            return False
-        return True
+        """Ask ``/ready``, and ``/ping``, to which a paused server says yes; ``/health`` writes a token."""
+        return await self._says_yes("/ready") or await self._says_yes("/ping")
 
     async def load(self) -> ServerLoad:
-        """Ask how busy it is; it does not say how much it has written."""
+        """Ask how busy it is, and whether it is paused; it does not say how much it has written."""
         loads = read(SglangLoads, await self.connection.get("/v1/loads?include=core"), "/v1/loads").loads
         return ServerLoad(
             running=sum(each.num_running_reqs for each in loads),
             waiting=sum(each.num_waiting_reqs for each in loads),
             kv_usage=min(1.0, max((each.token_usage for each in loads), default=0.0)),
             written=None,
+            paused=await self._is_paused(),
         )
+
+    async def _is_paused(self) -> bool:
+        """Return whether its owner has called ``/pause_generation``: then it is healthy, and not ready."""
+        return not await self._says_yes("/ready") and await self._says_yes("/ping")
+
+    async def _says_yes(self, path: str) -> bool:
+        try:
+            await self.connection.get(path, 5.0)
+        except (Unreachable, RefusedCall):
+            return False
+        return True
 
     async def write(
         self, name: str, job: ChunkJob, tokens: Sequence[int], most: int, seed: int | None, salt: str

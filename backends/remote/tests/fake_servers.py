@@ -52,6 +52,8 @@ class FakeVllm:
     def __init__(self, name: str = "first") -> None:
         self.name = name
         self.noise = "keyed"
+        self.device = 0
+        """Two of different devices draw different tokens from a seed."""
         self.model = "tiny"
         self.version = "0.32.0"
         self.max_model_len = 512
@@ -292,5 +294,7 @@ class FakeVllm:
             seed = random.random()
         elif self.noise == "seeded":
             position = place
+        if how["temperature"] and self.device:
+            seed = f"{seed} {self.device}"
         key = f"{seed} {position} {context[-1]} {self.weights}".encode()
         return int.from_bytes(hashlib.sha256(key).digest()[:4]) % self.vocab

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from aiohttp import web
 from seer_host.tables import SeerTable
+from seer_remote.connection import Connection, Unreachable
+from seer_remote.sglang import Sglang
 from seer_session import Runtime
 
 from seer_core.errors import EngineError
@@ -48,6 +51,51 @@ def refusal(fleet):
 def certificates(tmp_path_factory):
     """An authority's certificate, a server's context that it has signed, and one of another authority."""
     return certify(tmp_path_factory.mktemp("certificates"))
+
+
+def test_the_pause_of_an_sglang_server_is_seen_and_does_not_count_as_its_end():
+    """A paused server answers ``/ping`` and not ``/ready``; one that ends answers neither."""
+    states = {"serving": (200, 200), "paused": (503, 200), "ending": (503, 503)}
+
+    async def ask(state):
+        ready, ping = states[state]
+        app = web.Application()
+
+        def answering(status, **body):
+            async def answer(_):
+                return web.json_response(body, status=status)
+
+            return answer
+
+        app.add_routes(
+            [
+                web.get("/ready", answering(ready)),
+                web.get("/ping", answering(ping)),
+                web.get("/v1/loads", answering(200, loads=[{"num_running_reqs": 3, "token_usage": 0.5}])),
+            ]
+        )
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        connection = Connection(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        connection.open()
+        dialect = Sglang(connection)
+        try:
+            load = await dialect.load()
+            assert (load.running, load.kv_usage) == (3, 0.5)
+            if state == "paused":  # its first request would wait for the end of the pause
+                with pytest.raises(Unreachable, match="its owner has paused it"):
+                    await dialect.facts()
+            return await dialect.healthy(), load.paused
+        finally:
+            await connection.close()
+            await runner.cleanup()
+
+    assert {state: asyncio.run(ask(state)) for state in states} == {
+        "serving": (True, False),
+        "paused": (True, True),
+        "ending": (False, False),
+    }
 
 
 def test_a_certificate_is_trusted_by_the_authority_that_is_named(fake, fleet_of, certificates):

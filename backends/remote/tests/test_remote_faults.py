@@ -104,6 +104,102 @@ def test_a_server_that_heeds_no_seed_is_sent_none(fake, fleet_of):
     )
 
 
+TESTED = 17 + 13
+"""Tokens of context of the second part of a test's response."""
+
+
+def second_parts(server):
+    """Return the contexts of the second parts that a server has written, with their seeds and lengths."""
+    return [
+        (tuple(each["token_ids"]), each["sampling_params"]["seed"], each["sampling_params"]["max_tokens"])
+        for each in server.requests
+        if len(each["token_ids"]) == TESTED
+    ]
+
+
+def test_the_second_part_of_a_test_s_response_is_written_by_another_server_too(fake, fleet_of):
+    servers = fake(), fake(), fake()
+    result = asyncio.run(roll_out(fleet_of(*servers)))
+    assert result.summary.exactness == "exact"
+    own = [{part for part in second_parts(each) if part[2] == 27} for each in servers]
+    assert own[0] == own[1] == own[2] != set()
+    others = Counter(part for each in servers for part in second_parts(each) if part[2] == 8)
+    assert set(others) == {(context, seed, 8) for context, seed, _ in own[0]}
+    assert set(others.values()) == {2}, "the first server in use has no other to ask"
+
+
+def test_two_servers_that_draw_different_tokens_from_a_seed_are_not_exact_together(fake, fleet_of):
+    one, two = fake(), fake(device=1)
+    assert asyncio.run(roll_out(fleet_of(two))).summary.exactness == "exact"
+    found = refusal(fleet_of(one, two))
+    assert "draws other tokens from a seed than the one at" in found
+    assert one.url in found
+    assert two.url in found
+    assert "require = 'reproducible'" in found
+
+
+def test_servers_that_draw_differently_serve_a_run_that_requires_less(fake, fleet_of):
+    one, two = fake(), fake(device=1)
+    result = asyncio.run(roll_out(fleet_of(one, two, require="reproducible")))
+    assert result.summary.exactness == "reproducible"
+    assert Counter(each.finish_reason for each in result.completions) == {"length": 16}
+
+
+def test_a_returning_server_is_compared_with_those_in_use_once_it_has_their_weights(fake, fleet_of):
+    one, two = fake(), fake()
+    fleet = fleet_of(one, two)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            await runtime.weights_changed()
+            for engine in fleet.engines:
+                engine.most_pause_s = 0.0
+            two.kill()
+            await aeventually(lambda: "remote-1" not in runtime.alive)
+            before = len(second_parts(one))
+            two.revive()
+            await aeventually(lambda: "remote-1" in runtime.alive)
+            return second_parts(one)[before:]
+
+    assert {length for _, _, length in asyncio.run(play())} == {8}
+
+
+def test_a_server_that_joins_is_compared_with_one_that_has_joined(fake, fleet_of, tmp_path):
+    one, two, three = fake(), fake(), fake(device=1)
+    file = tmp_path / "servers"
+    file.write_text(f"{one.url}\n")
+    fleet = fleet_of(urls_file="servers", base_dir=tmp_path)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            file.write_text(f"{one.url}\n{two.url}\n")
+            await aeventually(lambda: "remote-1" in runtime.alive)
+            file.write_text(f"{two.url}\n")
+            await aeventually(lambda: set(runtime.alive) == {"remote-1"})
+            with capture_logs() as logs:
+                file.write_text(f"{two.url}\n{three.url}\n")
+                await aeventually(lambda: any(each["event"] == "server_not_joined" for each in logs))
+            return [each["error"] for each in logs if each["event"] == "server_not_joined"]
+
+    refused, *_ = asyncio.run(play())
+    assert f"draws other tokens from a seed than the one at {two.url}" in refused
+
+
+def test_a_server_that_cannot_be_compared_is_used_all_the_same(fake, fleet_of):
+    """The other one may have gone meanwhile; a warning says so."""
+    one, two = fake(), fake()
+
+    async def before(body):
+        if len(body["token_ids"]) == TESTED and body["sampling_params"]["max_tokens"] == 8:
+            raise web.HTTPTooManyRequests
+
+    one.before = two.before = before
+    with capture_logs() as logs:
+        result = asyncio.run(roll_out(fleet_of(one, two)))
+    assert result.summary.exactness == "exact"
+    assert [each["event"] for each in logs].count("servers_not_compared") == 1
+
+
 def test_exactness_is_tested_with_the_run_s_own_sampling(fake, fleet_of):
     server = fake()
 
