@@ -317,7 +317,7 @@ def _check_memory(settings: Mapping[str, Any]) -> None:
 
 
 WITHOUT_KERNELS = {
-    "latent": "latent attention (MLA)",
+    "latent": "latent attention (MLA) whose places are not scaled by yarn",
     "delta net": "gated delta nets",
     "mamba": "Mamba-2",
     "sinks": "attention sinks",
@@ -330,6 +330,9 @@ def _check_layers(config: Path) -> None:
     with suppress(OSError, msgspec.DecodeError):  # SGLang says it of such a file
         settings = msgspec.json.decode(config.read_bytes(), type=dict[str, Any])
         kinds = mixers_of(settings) | ({"sinks"} if settings.get("model_type") == "gpt_oss" else set())
+        rope = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
+        if (rope.get("rope_type") or rope.get("type")) == "yarn":
+            kinds -= {"latent"}
         lacking = [name for kind, name in WITHOUT_KERNELS.items() if kind in kinds]
         if lacking:
             raise EngineError(

@@ -108,13 +108,14 @@ def test_kv_memory_that_a_machine_without_a_gpu_has_not_is_refused(tmp_path, mon
         SglangAdapter(Start(plugin.INSTANCE, "0", engine_args(settings(**fields), tmp_path), str(tmp_path)))
 
 
+LATENT = {"kv_lora_rank": 512, "num_hidden_layers": 2, "rope_parameters": {"rope_type": "default"}}
 DELTA_NET = {"linear_num_value_heads": 2, "layer_types": ["linear_attention", "full_attention"]}
 
 
 @pytest.mark.parametrize(
     ("config", "names"),
     [
-        ({"kv_lora_rank": 512, "num_hidden_layers": 2}, r"latent attention \(MLA\)"),
+        (LATENT, r"latent attention \(MLA\) whose places are not scaled by yarn"),
         (DELTA_NET, "gated delta nets"),
         ({"text_config": DELTA_NET}, "gated delta nets"),
         ({"layers_block_type": ["mamba", "attention"]}, "Mamba-2"),
