@@ -17,13 +17,23 @@ __all__ = [
 ]
 
 
-def released(pool, instance_id, block_bytes):
-    """Return how many blocks of the pool have been dropped, and wait to be evicted."""
+def tables_of(pool, instance_id, block_bytes):
+    """Return the tables of the pool."""
     settings = pool.store(instance_id).settings
     nonce = bytes.fromhex(settings["nonce"])
-    tables = [SlotTable(path, nonce, block_bytes) for path in settings["tables"].values()]
+    return [SlotTable(path, nonce, block_bytes) for path in settings["tables"].values()]
+
+
+def stored(pool, instance_id, block_bytes):
+    """Return how many blocks the pool has, those that have been dropped among them."""
+    return sum(np.count_nonzero(table._gens) for table in tables_of(pool, instance_id, block_bytes))
+
+
+def released(pool, instance_id, block_bytes):
+    """Return how many blocks of the pool have been dropped, and wait to be evicted."""
     return sum(
-        np.count_nonzero((table._gens != 0) & (table._marks == 2 * table._gens + 1)) for table in tables
+        np.count_nonzero((table._gens != 0) & (table._marks == 2 * table._gens + 1))
+        for table in tables_of(pool, instance_id, block_bytes)
     )
 
 

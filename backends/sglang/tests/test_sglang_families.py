@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-pytest.register_assert_rewrite("backends.tests.families")
+pytest.register_assert_rewrite("backends.tests.families", "backends.tests.matrix")
 
 from seer_testing.families import FAMILIES  # noqa: E402
 
 from backends.tests.families import expect_updates_to_equal_starts  # noqa: E402
+from backends.tests.matrix import expect_the_matrix_to_say_so, rows_of  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -38,6 +39,12 @@ def test_an_update_and_the_way_back_answer_as_engines_that_start_on_the_weights(
     start, tmp_path, prompts, name
 ):
     expect_updates_to_equal_starts(start, tmp_path, prompts(6), name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for _, name in rows_of("sglang")])
+def test_a_family_rolls_out_as_the_matrix_says(tmp_path, name):
+    expect_the_matrix_to_say_so("sglang", "first", name, tmp_path)
 
 
 LOSES = """

@@ -1,6 +1,7 @@
 """Models whose KV is in several groups: what fits, short of it, over a pool, and on two ranks."""
 
 import pytest
+from msgspec import structs
 from seer_testing.families import FAMILIES, VOCABULARY, write_family
 
 from seer_core.errors import EngineError
@@ -10,6 +11,7 @@ pytest.register_assert_rewrite("backends.tests.families")
 pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
 from backends.tests.families import TOKENIZER  # noqa: E402
+from backends.tests.turns_in_pools import released, stored  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -85,6 +87,37 @@ def test_neither_a_steps_budget_nor_a_move_changes_what_states_lead_to(start, tm
     responses, rounds = moved(pair, many, GOING_ON, 60, 25)
     assert responses == expected
     assert sum(output.prefilled_tokens for output in rounds[1]) > 25 * len(many)
+
+
+STATE_BLOCK_BYTES = 160 * 2 * 2 * 32 * 2
+"""Of Qwen3.5, whose blocks of attention have as many tokens as one of its states takes."""
+
+
+def test_states_of_older_places_are_dropped_and_all_blocks_with_the_end(start, make_pool, tmp_path, prompts):
+    name, pool = "Qwen3.5", make_pool(16 << 20)
+    model = write_family(tmp_path, name, 1, TOKENIZER)
+    settings = {"dtype": FAMILIES[name].dtype, "max_model_tokens": 640, "max_running": 8}
+    a, b = (
+        start(model, None, pool, index, kv_cache_bytes=26 * STATE_BLOCK_BYTES, **settings) for index in (0, 1)
+    )
+    assert a.info.block_tokens * a.info.kv_bytes_per_token == STATE_BLOCK_BYTES
+    a.group = b.group = "one response"
+    [prompt] = texts(prompts, 1)
+    text, block = list(prompt), a.info.block_tokens
+
+    def count(of):
+        return of(pool, "vllm-0", STATE_BLOCK_BYTES)
+
+    there, gone = count(stored), count(released)
+    kept = []
+    for here, tokens, last in ((a, 2 * block, False), (b, block, False), (a, 20, True)):
+        here.run(here.engine.reset_cache())
+        job = here.job(text, tokens, 5, GOING_ON)
+        [output] = here.run(here.chunks([structs.replace(job, prompt_tokens=len(prompt), last=last)]))
+        text += output.token_ids
+        kept.append(count(stored) - there - (count(released) - gone))
+    # Blocks of attention, and three states of the last place.
+    assert kept == [2 + 3, 3 + 3, 0]
 
 
 @pytest.mark.parametrize("name", ["Falcon-H1", pytest.param("Nemotron-H", marks=pytest.mark.long)])
