@@ -53,7 +53,7 @@ check: style types
 style: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/lint-imports
+	PYTHONPATH=training/verl .venv/bin/lint-imports  # verl has an environment of its own
 	.venv/bin/python scripts/check-words
 
 types: setup

@@ -1,6 +1,8 @@
-"""The drawing has every folder of the tree, and what each imports stands in rows below it."""
+"""The drawing has every folder, each imports from rows below, and wings use published modules alone."""
 
 import ast
+import re
+import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,6 +15,9 @@ PACKAGES = {
 }
 UPWARD = {("plugins", "cli")}
 """Imports that go up: a command of a plug-in's shows and writes as the others do."""
+
+PUBLISHED_BY = ("python-api.md", "python-api-plugins.md", "events.md")
+"""Pages of docs/reference, which name each published module."""
 
 
 def imported_by(file):
@@ -43,3 +48,31 @@ def test_each_folder_imports_from_rows_below_its_own():
         (name, folder_of[each]) for name, file in files for each in imported_by(file) if each in folder_of
     }
     assert {(one, other) for one, other in imports if one != other and row[one] <= row[other]} == UPWARD
+
+
+def modules_of(package):
+    """Return the names of a package's modules, and of the packages in it."""
+    files = [file for file in package.rglob("*.py") if package / "examples" not in file.parents]
+    names = (".".join(file.relative_to(package.parent).with_suffix("").parts) for file in files)
+    return {name.removesuffix(".__init__") for name in names}
+
+
+def test_the_contract_of_contrib_forbids_every_module_of_the_tree_that_is_not_published():
+    [contract] = [
+        each
+        for each in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+        if each["name"] == "What is contributed stands on published interfaces alone"
+    ]
+    packages = {name: list(ROOT.glob(each)) for name, each in PACKAGES.items()}
+    contributed = {path.name for path in packages.pop("contrib") if path.is_dir()}
+    assert {*contract["source_modules"]} == contributed
+    pages = [(ROOT / "docs/reference" / name).read_text() for name in PUBLISHED_BY]
+    published = {name for page in pages for name in re.findall(r"^::: (\S+)", page, re.M)}
+    modules = {name for found in packages.values() for path in found for name in modules_of(path)}
+    holds = {name.rpartition(".")[0] for name in published} | {name.partition(".")[0] for name in published}
+
+    def is_forbidden(name):
+        return any(f"{name}.".startswith(f"{each}.") for each in contract["forbidden_modules"])
+
+    assert {name for name in modules - published - holds if not is_forbidden(name)} == set()
+    assert {name for name in contract["forbidden_modules"] if name not in modules} == set()

@@ -10,7 +10,7 @@ from seer_core import Completion, PromptGroup, Sampling, SeerError
 from seer_session.results import RolloutResult, Summary
 from seer_session.rollouts import Rollout
 from seer_session.runtime import Runtime
-from seer_session.session import Session, rollout
+from seer_session.session import Session, SessionRollout, rollout
 
 __all__ = [
     "Completion",
@@ -22,6 +22,7 @@ __all__ = [
     "Sampling",
     "SeerError",
     "Session",
+    "SessionRollout",
     "SharedWeights",
     "Summary",
     "load_config",

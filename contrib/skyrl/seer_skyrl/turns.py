@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from seer_session.session import SessionRollout
+from seer_session import SessionRollout
 
 from seer_core import Completion
 from seer_core.errors import ConfigError, SeerError

@@ -17,8 +17,7 @@ import structlog
 from seer_core.errors import ConfigError, EngineError, PromptError, SeerError
 
 if TYPE_CHECKING:
-    from seer_session import Session
-    from seer_session.session import SessionRollout
+    from seer_session import Session, SessionRollout
 
     from seer_core import Completion
 
