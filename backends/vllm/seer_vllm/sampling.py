@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from seer_worker.sampling.choice import chosen_by_key
 from seer_worker.sampling.controls import Controlled, control
+from seer_worker.sampling.fused import chosen_by_key
 from seer_worker.sampling.grammars import grammars_of
 from seer_worker.sampling.keyed import PLACEHOLDER, rows_at_once, verify
 from seer_worker.sampling.sampler import LogitRecorder

@@ -24,8 +24,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from seer_worker.sampling.choice import chosen_by_key
 from seer_worker.sampling.controls import Controlled, control
+from seer_worker.sampling.fused import chosen_by_key
 from seer_worker.sampling.grammars import grammars_of
 from seer_worker.sampling.sampler import LogitRecorder
 from torch import Tensor

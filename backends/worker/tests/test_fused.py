@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from seer_worker.sampling import choice, fused, kernels, keyed, noise
-from seer_worker.sampling.choice import chosen_by_key
+from seer_worker.sampling import fused, kernels, keyed, noise
+from seer_worker.sampling.fused import chosen_by_key
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.gpu import drawn_cases
@@ -118,7 +118,7 @@ def test_on_a_device_the_host_never_waits_and_asks_for_few_operations(
 
     for name in LAUNCHES:
         monkeypatch.setattr(kernels, name, Launched(name))
-    monkeypatch.setattr(choice, "usable", lambda logits: True)
+    monkeypatch.setattr(fused, "usable", lambda logits: True)
     assert operations_of(chosen_by_key, kind) <= operations
     assert found == LAUNCHES | launches
 

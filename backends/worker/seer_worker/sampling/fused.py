@@ -1,5 +1,7 @@
 """Keyed sampling on a device, by the kernels of ``kernels``: the tokens of ``keyed.keyed_choices``.
 
+``chosen_by_key`` uses the kernels where they can run, and PyTorch elsewhere.
+
 Without top-k and top-p the logits are read once, plus one of them for the log-prob.  Min-p and top-p take
 their maximum first.  With top-k or top-p they are read once more, to see that the token is within, and twice
 more for each token that is not.  With both the cut of top-k is looked for before: a search of four bits a
@@ -16,9 +18,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from seer_worker.sampling.keyed import least_by_min_p
+from seer_worker.sampling.keyed import keyed_choices, least_by_min_p
 
-__all__ = ["BLOCK", "WARPS", "fused_choices", "usable"]
+__all__ = ["BLOCK", "WARPS", "chosen_by_key", "fused_choices", "usable"]
 
 BLOCK = 2048
 """Logits of a program."""
@@ -29,6 +31,21 @@ LAUNCH = {"num_warps": WARPS, "enable_fp_fusion": False}
 """How kernels are launched.  Triton's default for fusion changes with 3.10."""
 JOINED = {**LAUNCH, "num_warps": 2 * WARPS}
 """How a program is launched that has a whole row, in blocks of twice the size."""
+
+
+def chosen_by_key(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    seeds: Tensor,
+    positions: Tensor,
+    min_p: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return ``keyed_choices``, and the tokens' raw log-probs, float32 [rows], if kernels made them."""
+    if usable(logits):
+        return fused_choices(logits, temperature, top_k, top_p, seeds, positions, min_p)
+    return keyed_choices(logits, temperature, top_k, top_p, seeds, positions, min_p), None
 
 
 def usable(logits: Tensor) -> bool:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from seer_core.model.arrays import LEAST_LOGPROB
 from seer_core.ports.engine import ChunkJob
-from seer_worker.sampling.choice import chosen_by_key
 from seer_worker.sampling.controls import Controlled, control
+from seer_worker.sampling.fused import chosen_by_key
 from seer_worker.sampling.grammars import Grammars
 from seer_worker.sampling.logit_row import LogitRow
 from seer_worker.sampling.sending import read, sent
