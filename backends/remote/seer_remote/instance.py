@@ -58,6 +58,8 @@ AGAIN_S = 0.25
 LONGEST_PAUSE_S = 60.0
 SHORT_LIFE_S = 30.0
 """A server that is lost so soon after its start is given more time before the next."""
+COMPARE_S = 30.0
+"""How long a server that starts waits for another to go on with its responses: that one may have no place."""
 UNKNOWN_RUNNING = 256
 """vLLM's default for the sequences of a step, where a server does not say."""
 OVERLOADED = (408, 425, 429, 502, 503, 504)
@@ -521,9 +523,11 @@ class RemoteInstance:
     async def goes_on(self, finding: LevelFinding) -> bool | None:
         """Return whether it goes on with another server's responses as that does; None: it does not say."""
         try:
-            return await asyncio.wait_for(agrees(self._try, finding), self._siblings.silence_timeout_s)
+            async with asyncio.timeout(COMPARE_S):
+                return await agrees(self._try, finding)
         except (Unreachable, RefusedCall, Malformed, TimeoutError) as error:
-            log.warning("servers_not_compared", instance=self.id, url=self.address, error=str(error))
+            reason = str(error) or f"no answer within {COMPARE_S:g} s"
+            log.warning("servers_not_compared", instance=self.id, url=self.address, error=reason)
             return None
         finally:
             self.seer.forget(TESTS)

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from aiohttp import web
 from seer_host.tables import SeerTable
+from seer_remote import instance
 from seer_remote.connection import Connection, Unreachable
 from seer_session import Runtime
 from seer_testing import EngineContract
@@ -185,12 +186,16 @@ def test_a_server_that_joins_is_compared_with_one_that_has_joined(fake, fleet_of
     assert f"draws other tokens from a seed than the one at {two.url}" in refused
 
 
-def test_a_server_that_cannot_be_compared_is_used_all_the_same(fake, fleet_of):
-    """The other one may have gone meanwhile; a warning says so."""
+@pytest.mark.parametrize("busy", ["refuses", "has no place"])
+def test_a_server_that_cannot_be_compared_is_used_all_the_same(fake, fleet_of, monkeypatch, busy):
+    """The other one may have gone meanwhile, or have too much to do; a warning says so."""
+    monkeypatch.setattr(instance, "COMPARE_S", 0.0 if busy == "has no place" else 30.0)
     one, two = fake(), fake()
 
     async def before(body):
         if len(body["token_ids"]) == TESTED and body["sampling_params"]["max_tokens"] == 8:
+            if busy == "has no place":
+                await asyncio.Event().wait()
             raise web.HTTPTooManyRequests
 
     one.before = two.before = before
