@@ -126,7 +126,8 @@ class RanksContract:
     def test_it_says_what_its_kv_takes_over_all_ranks_and_in_which_layout(self, pair, roomy):
         for here in pair:
             assert here.info.kv_bytes_per_token == roomy.info.kv_bytes_per_token == self.token_bytes
-            assert (here.info.kv_kind, roomy.info.kv_kind) == (f"{self.kind}-tp2", self.kind)
+            kinds = f"{self.kind}-tp2-float32", f"{self.kind}-float32"
+            assert (here.info.kv_kind, roomy.info.kv_kind) == kinds
             assert here.info.fingerprint.startswith(f"{self.kind}-tp2:")
             assert here.info.fetch_s_per_token is not None
         capacity, of_one = pair[0].info.kv_capacity_tokens, roomy.info.kv_capacity_tokens

@@ -26,6 +26,7 @@ from sglang.srt.configs.model_config import AttentionArch, ModelConfig
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_TOKEN, Req, ScheduleBatch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, ServerArgs
@@ -186,7 +187,7 @@ class SglangEngine:
         self.routing = RoutedExperts(self.scheduler)
         self.chunks: dict[str, Chunk] = {}
         self.computed = Step(0, 0)
-        self.parts = _parts_of(self.config, self.ranks.count)
+        self.parts = _parts_of(self.runner, self.ranks.count)
         self.pooling: KvPoolAdapter | None = None
         self.pause: Callable[[], None] = partial(time.sleep, PAUSE_S)
         """Called in place of a step's computation if chunks only wait for their KV."""
@@ -221,7 +222,7 @@ class SglangEngine:
     ) -> None:
         if awaited_bytes is not None:
             layers.stage_from_half_of(awaited_bytes // (layers.block_bytes * self.parts.parts))
-        self.pooling = KvPoolAdapter(layers, pool, lambda: self.sampler.sound, self.parts.layout)
+        self.pooling = KvPoolAdapter(layers, pool, lambda: self.sampler.sound)
         self.scheduler.tree_cache.pooling = self.pooling
 
     def add(
@@ -525,13 +526,16 @@ def _accepted(settings: Mapping[str, Any], **limit: int) -> ServerArgs:
         raise EngineError(f"SGLang refuses its arguments: {error}") from error
 
 
-def _parts_of(config: ModelConfig, ranks: int) -> KvParts:
+def _parts_of(runner: ModelRunner, ranks: int) -> KvParts:
     """Return the parts of KV that ranks have.
 
     A model of fewer heads than ranks has each head on several of them, and latent KV (MLA) is on all.
     """
+    config, dtype = runner.model_config, str(runner.kv_cache_dtype_str)
+    if dtype == "auto":
+        dtype = str(runner.kv_cache_dtype).removeprefix("torch.")
     heads = config.get_total_num_kv_heads() if config.attention_arch == AttentionArch.MHA else 1
-    return KvParts("sglang", ranks, min(heads, ranks))
+    return KvParts("sglang", ranks, min(heads, ranks), dtype)
 
 
 def _ports(port: int) -> PortArgs:

@@ -269,7 +269,10 @@ class SglangAdapter(EngineAdapter):
         return [mine, *self._ranks.answers()]
 
     def _describe(self, instance_id: str, metrics_address: str) -> InstanceInfo:
+        from seer_sglang import weights
+
         scheduler, config = self.engine.scheduler, self.engine.config
+        quantization = self.engine.runner.model_config.quantization
         page = scheduler.page_size
         # SGLang lets a request in if its tokens and a page are fewer than what is free.
         capacity = (scheduler.max_total_num_tokens - page - 1) // page * page
@@ -289,11 +292,11 @@ class SglangAdapter(EngineAdapter):
             // (pool.size + pool.page_size)
             * self.engine.parts.parts,
             shares_prompts=True,
-            kv_kind=self.engine.parts.layout,
+            kv_kind=self.engine.parts.kind,
             ends_early=True,
             metrics_address=metrics_address,
             fingerprint=self.fingerprint(),
-            quantization=str(self.engine.runner.model_config.quantization or ""),
+            quantization=str(quantization or "") if weights.quantises(self.engine.runner.model) else "",
         )
 
 

@@ -38,21 +38,19 @@ class KvPoolAdapter:
     """The port between SGLang's prefix cache and the pool.
 
     ``sound()`` returns whether the step just made computed finite numbers, and so KV that may be shared.
-    Only instances of the same ``layout`` share any.
+    Only requests of the same salt share any.
     """
 
-    def __init__(
-        self, layers: SglangLayers, pool: RankPool, sound: Callable[[], bool], layout: str = "sglang"
-    ) -> None:
+    def __init__(self, layers: SglangLayers, pool: RankPool, sound: Callable[[], bool]) -> None:
         self.pool = pool
-        self._layers, self._layout = layers, layout
+        self._layers = layers
         self._staged_keys: list[bytes] = []
         self._sound = sound
         self._requests: dict[str, Pooled] = {}
 
     def open(self, rid: str, job: ChunkJob, salt: str, *, saves: bool = True) -> None:
-        """Take a request; ``salt`` stands for the weights."""
-        origin = repr((self._layout, SUPPORTED_SGLANG, self._layers.layout, salt))
+        """Take a request; ``salt`` stands for the weights and the kind of KV."""
+        origin = repr((SUPPORTED_SGLANG, self._layers.layout, salt))
         self._requests[rid] = Pooled(job, saves, [hashlib.sha256(origin.encode()).digest()])
 
     def close(self, rid: str) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from seer_worker.weights.checkpoint import TensorHeader
+from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase, LinearMethodBase
+from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod, UnquantizedLinearMethod
 from sglang.srt.model_loader.loader import DefaultModelLoader
 from sglang.srt.model_loader.utils import set_default_torch_dtype
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -22,10 +24,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from seer_core.errors import EngineError
 from seer_core.ports.weights import WeightSource
 
-__all__ = ["expect_all_loaded", "fingerprint", "load"]
+__all__ = ["expect_all_loaded", "fingerprint", "load", "quantises"]
 
 SAMPLED = 4096
 """At most about so many values of a tensor enter a fingerprint."""
+PLAIN = (UnquantizedLinearMethod, UnquantizedFusedMoEMethod)
 WITH_NAN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -44,6 +47,15 @@ def expect_all_loaded(model: torch.nn.Module, tensors: Mapping[str, TensorHeader
             f"its config.json describes {wanted:,} weights besides embeddings, and its safetensors hold"
             f" {given:,}; put the right config.json beside them"
         )
+
+
+def quantises(model: torch.nn.Module) -> bool:
+    """Return whether a layer is quantised; SGLang takes formats of which it may quantise none of a model."""
+    methods = [getattr(layer, "quant_method", None) for layer in model.modules()]
+    return any(
+        isinstance(each, LinearMethodBase | FusedMoEMethodBase) and not isinstance(each, PLAIN)
+        for each in methods
+    )
 
 
 def load(runner: Any, source: WeightSource, version: int) -> str:

@@ -99,3 +99,36 @@ def test_what_loads_nothing_is_named_in_a_plain_model_and_in_a_quantised_one(mak
     }
     [*_, last] = run_in_fork(make_fleet(models[0]).engines[0], LOSES, json.dumps([*expected]))
     assert json.loads(last) == [*expected.values()]
+
+
+QUANTISES = """
+import json
+
+import torch
+from seer_sglang import weights
+from sglang.srt.layers.quantization.base_config import LinearMethodBase
+from sglang.srt.layers.quantization.kv_cache import BaseKVCacheMethod
+from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod, UnquantizedLinearMethod
+
+class Rounded(LinearMethodBase):
+    def create_weights(self, *arguments, **others):
+        pass
+    def apply(self, *arguments, **others):
+        pass
+
+def model(*kinds):
+    layers = torch.nn.Sequential(*(torch.nn.Identity() for _ in kinds))
+    for layer, kind in zip(layers, kinds):
+        layer.quant_method = kind.__new__(kind)
+        if isinstance(layer.quant_method, torch.nn.Module):
+            torch.nn.Module.__init__(layer.quant_method)
+    return layers
+
+plain = UnquantizedLinearMethod, UnquantizedFusedMoEMethod, BaseKVCacheMethod
+print(json.dumps([weights.quantises(model(*kinds)) for kinds in ((), plain, (*plain, Rounded))]))
+"""
+
+
+def test_a_model_is_called_quantised_if_one_of_its_layers_is(make_fleet, models, run_in_fork):
+    [*_, last] = run_in_fork(make_fleet(models[0]).engines[0], QUANTISES)
+    assert json.loads(last) == [False, False, True]

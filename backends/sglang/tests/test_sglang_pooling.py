@@ -328,3 +328,37 @@ def test_no_request_reads_kv_of_another_text_and_none_is_lost_however_little_mem
         _page, loaded, refused, waited = map(int, line.split())
         assert loaded > waited > 0
         assert refused > 0 or kind != "forgetful"
+
+
+KINDS = """
+import json
+from types import SimpleNamespace
+
+import torch
+from seer_sglang.engine import _parts_of
+from sglang.srt.configs.model_config import AttentionArch
+
+def kind(name, dtype, ranks=1):
+    model = SimpleNamespace(attention_arch=AttentionArch.MHA, get_total_num_kv_heads=lambda: 2)
+    runner = SimpleNamespace(model_config=model, kv_cache_dtype_str=name, kv_cache_dtype=dtype)
+    return _parts_of(runner, ranks).kind
+
+print(json.dumps([
+    kind("auto", torch.bfloat16),
+    kind("auto", torch.float32, 2),
+    kind("fp8_e4m3", torch.float8_e4m3fn),
+    kind("fp8_e5m2", torch.float8_e5m2),
+    kind("mxfp8", torch.float8_e4m3fn),
+]))
+"""
+
+
+def test_formats_of_eight_bits_that_are_alike_in_size_are_kinds_of_their_own(make_fleet, models, run_in_fork):
+    [*_, last] = run_in_fork(make_fleet(models[0]).engines[0], KINDS)
+    assert json.loads(last) == [
+        "sglang-bfloat16",
+        "sglang-tp2-float32",
+        "sglang-fp8_e4m3",
+        "sglang-fp8_e5m2",
+        "sglang-mxfp8",
+    ]

@@ -52,7 +52,7 @@ from seer_vllm.connector import StoreConnector
 from seer_vllm.draft_lengths import lengths_of
 from seer_vllm.images import VllmImages
 from seer_vllm.kv_groups import bytes_per_token, room_of
-from seer_vllm.parts import parts_of
+from seer_vllm.parts import check_kv_dtype, parts_of
 from seer_vllm.proposer import own_method, speculative_config
 from seer_vllm.runners import SECOND, settle_runner, settle_scheduler, wanted_ahead
 from seer_vllm.scheduler import AccountingScheduler, RequestAccount
@@ -110,6 +110,7 @@ class VllmAdapter(EngineAdapter):
         config = args.create_engine_config(usage)
         if current_platform.is_cpu() and "mamba" in mixers_of(config.model_config.hf_config.to_dict()):
             raise EngineError("vLLM's build for CPUs cannot compute Mamba-2: serve the model on a GPU")
+        check_kv_dtype(config)
         if source is not None and config.model_config.is_hybrid and not HAS_TRITON:
             raise EngineError(
                 "drafts for a model with recurrent layers need Triton, which vLLM's build for CPUs has not:"
@@ -428,7 +429,7 @@ class VllmAdapter(EngineAdapter):
             max_model_tokens=config.model_config.max_model_len,
             kv_bytes_per_token=bytes_per_token(kv) * self._parts.parts,
             shares_prompts=config.cache_config.enable_prefix_caching,
-            kv_kind=self._parts.layout,
+            kv_kind=self._parts.kind,
             ends_early=True,
             metrics_address=metrics_address,
             fingerprint=self._joined(fingerprints),

@@ -133,7 +133,7 @@ class ServedEngine:
         assert connector is not None
         parts = connector.parts
         token_bytes = bytes_per_token(self._core.scheduler.kv_cache_config) * parts.parts
-        return ServedKv(connector.block_tokens, token_bytes, f"served-{parts.layout}", fetch_s)
+        return ServedKv(connector.block_tokens, token_bytes, f"served-{parts.kind}", fetch_s)
 
     def obey(self, call: ServedCall) -> ServedAnswer:
         """Do what a call says, in its order; what cannot be done ends it."""

@@ -64,8 +64,8 @@ class SeerConnector(StoreConnector):
     """A ``StoreConnector`` whose keys are the same on all servers that ``share`` by one name.
 
     vLLM's own keys begin at random on each server, and with the salt of a request; these begin at the name,
-    which is of a model and of a version of its weights.  A request keeps the name under which it was let in
-    first: once that is another, or if there was none, it shares nothing.
+    which is of a model and of a version of its weights, and at the kind of KV.  A request keeps the name
+    under which it was let in first: once that is another, or if there was none, it shares nothing.
     """
 
     saves_aborted = True
@@ -86,7 +86,7 @@ class SeerConnector(StoreConnector):
 
     def share(self, name: str | None) -> None:
         """Share KV under a name from now on; without one share none."""
-        self._root = None if name is None else hashlib.sha256(name.encode()).digest()
+        self._root = None if name is None else hashlib.sha256(f"{name} {self.parts.kind}".encode()).digest()
         self._running.clear()
         for request_id in self._chains:
             self.requests.take(request_id)

@@ -27,3 +27,9 @@ def test_the_parts_of_all_ranks_make_a_block_and_each_is_written_once(ranks, par
 
 def test_only_ranks_of_one_number_have_the_same_layout():
     assert [KvParts("vllm", ranks, 1).layout for ranks in (1, 2, 4)] == ["vllm", "vllm-tp2", "vllm-tp4"]
+
+
+def test_kv_of_another_dtype_is_of_another_kind():
+    dtypes = ("", "fp8_e4m3", "fp8_e5m2")
+    assert [KvParts("vllm", 1, 1, each).kind for each in dtypes] == ["vllm", "vllm-fp8_e4m3", "vllm-fp8_e5m2"]
+    assert KvParts("vllm", 2, 1, "bfloat16").kind == "vllm-tp2-bfloat16"

@@ -192,7 +192,7 @@ class EngineAdapter(Protocol):
     def submit(self, job: ChunkJob, salt: str) -> None:
         """Queue a chunk, which one of the next steps ends; a ``Rejected`` gives it back with the reason.
 
-        KV may be shared between chunks of the same ``salt``, which stands for the weights.
+        KV may be shared between chunks of the same ``salt``, which stands for the weights and the kind of KV.
         """
         ...
 

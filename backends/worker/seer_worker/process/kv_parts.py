@@ -18,11 +18,18 @@ class KvParts:
     engine: str
     ranks: int = 1
     parts: int = 1
+    dtype: str = ""
+    """In which KV is kept; two of them may be alike in size."""
 
     @property
     def layout(self) -> str:
-        """The name of this layout of KV, as ``InstanceInfo.kv_kind`` has it."""
+        """The name of how weights and KV are laid out over ranks."""
         return self.engine if self.ranks == 1 else f"{self.engine}-tp{self.ranks}"
+
+    @property
+    def kind(self) -> str:
+        """The name of this KV, as ``InstanceInfo.kv_kind`` has it, and with it the keys in a pool."""
+        return "-".join(filter(None, (self.layout, self.dtype)))
 
     def columns(self, rank: int, block_bytes: int) -> slice:
         """Return where the part of a rank lies in a block of ``block_bytes``, those of all parts."""

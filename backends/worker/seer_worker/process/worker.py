@@ -299,7 +299,7 @@ class Worker:
 
     def _use_weights(self, version: int, fingerprint: str) -> None:
         self._weight_version = version
-        self._salt = f"weights-{version}-{fingerprint}"
+        self._salt = f"weights-{version}-{fingerprint}-{self.info.kv_kind}"
 
     def _sleep(self) -> int:
         if self._asleep:
