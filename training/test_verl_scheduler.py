@@ -269,6 +269,18 @@ def test_where_the_scheduler_fails_in_mid_step_servers_write_the_rest_and_it_is_
     assert [each["token_ids"] for each in answers] == [each["token_ids"] for each in after]
 
 
+def test_figures_of_a_step_have_what_its_canary_has_found(config):
+    servers = [StandInServer("one", token_s=0.002), StandInServer("two", token_s=0.002)]
+
+    async def play():
+        async with scheduling(servers, config, canary=2) as scheduler:
+            await step(scheduler, all_jobs())
+            return scheduler.metrics()
+
+    metrics = asyncio.run(play())
+    assert (metrics["seer/canary_compared"], metrics["seer/canary_different"]) == (2, 0)
+
+
 def shown(page):
     found = re.search(r'id="data">(.*?)</script>', page.read_text("utf-8")).group(1)
     return json.loads(found)["runs"]

@@ -290,10 +290,11 @@ class RowScheduler:
         summary = None
         if (rollout := broker.runtime.current) is not None:
             summary = rollout.result.summary
-            self._note(summary)
         with suppress(SeerError):  # what has failed begins anew with the next batch
             async with broker.exclusive(self._settings.wait_s) as runtime:
                 await runtime.sleep()
+        if summary is not None:
+            self._note(summary)  # with what the canary has found meanwhile
         if self._reports is not None:
             await self._reports.write(self._step, {} if summary is None else msgspec.to_builtins(summary))
 

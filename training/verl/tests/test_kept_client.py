@@ -190,7 +190,7 @@ async def failing(job):
 
 
 def test_a_canary_compares_responses_and_does_without_the_scheduler_where_they_differ(start):
-    manager, servers, scheduler = start("canary=2", "canary_stop=1")
+    manager, servers, scheduler = start("canary=2", "canary_stop=1", token_s=0.01)
     manager.generate_sequences(batch(groups=4, step=1))
     figures = scheduler.metrics()
     assert (figures["seer/canary_compared"], figures["seer/canary_different"]) == (2, 0)
