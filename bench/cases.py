@@ -85,6 +85,7 @@ SECTIONS: Mapping[str, Mapping[str, Case]] = {
                 "driver": "driver_deaths",
                 "code": "user_code_errors",
                 "checkpoints": "checkpoint_damage",
+                "viewers": "slow_viewers",
             },
             (
                 "cluster_faults",

@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     settings = [word for each in options.set for word in ("--set", each)]
     whole_s = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        _prepare(Path(folder))
+        prepare(Path(folder), CONFIG)
         for number, share in turned((0.0, *SHARES), options.rounds):
             if not whole_s or not share:
                 whole_s = _live(Path(folder) / f"{number}-whole", settings)
@@ -72,9 +72,9 @@ def run(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def _prepare(folder: Path) -> None:
-    """Write the config and the prompts, and install the engines for processes with PYTHONPATH ``folder``."""
-    (folder / "seer.toml").write_text(CONFIG)
+def prepare(folder: Path, config: str) -> None:
+    """Write a config and the prompts, and install the engines for processes of ``environment_of``."""
+    (folder / "seer.toml").write_text(config)
     lines = ({"prompt_token_ids": [5, number], "group_id": str(number)} for number in range(12))
     (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     info = folder / "seer_no_model-1.dist-info"
@@ -83,16 +83,20 @@ def _prepare(folder: Path) -> None:
     (info / "entry_points.txt").write_text("[seer]\nno_model = seer_no_model\n")
 
 
+def environment_of(folder: Path) -> dict[str, str]:
+    """Return the environment in which processes find those engines."""
+    paths = [str(folder), str(ENGINES), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def _live(out: Path, settings: Sequence[str], after_s: float | None = None) -> float:
     """Run the demo's command until it ends, or is killed; return the seconds that it took."""
     folder = out.parent
     command = [sys.executable, "-c", "from seer_main import main; main()", "run", str(folder / "seer.toml")]
     command += ["--prompts", str(folder / "prompts.jsonl"), "--out", str(out), "--resume", *settings]
-    paths = [str(folder), str(ENGINES), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     began = time.perf_counter()
     process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment_of(folder)
     )
     try:
         _, errors = process.communicate(timeout=after_s)
