@@ -263,11 +263,13 @@ def test_a_scheduler_that_is_killed_in_mid_step_costs_no_response(job, monkeypat
     marks = output.non_tensor_batch["seer_fallback"]
     assert any(marks)
     assert len(output) == 12
+    assert logged_with({"training/global_step": 1})["seer/fallbacks"] == sum(marks)  # of verl's own client
     # With tokens so far: some requests of verl's own client begin behind some of the response.
     stock = [each for server in run.handles for each in ray.get(server.seen.remote())]
     lengths = {len(each["prompt"]) for each in stock if "seed" not in each["sampling"]}
     assert max(lengths) > max(map(len, prompts_of(output)))
     assert not any(run.step(2).non_tensor_batch["seer_fallback"])  # the next step tries again
+    assert logged_with({"training/global_step": 2})["seer/fallbacks"] == sum(marks)  # those of the run
 
 
 def test_weights_that_come_in_mid_step_are_those_of_whole_responses(job, monkeypatch):
