@@ -118,6 +118,11 @@ SECTIONS: Mapping[str, Mapping[str, Case]] = {
             {"weights": "adapters"},
             ("adapters",),
         ),
+        "tree": Case(
+            "What has the restructuring of the tree changed: lines, settings, commands, start-up, decisions?",
+            {"tree": "tree"},
+            ("tree",),
+        ),
     },
     "What has run on a GPU?": {
         "gpu": Case(
