@@ -38,19 +38,25 @@ class VllmLayers:
     """The KV of all layers; a block of all of them is one row of bytes.
 
     Where layers are in groups, with blocks of their own, block b of group number g is row g * blocks + b.
-    Their layers are given as ``pages``.  A group with less to keep leaves the end of its rows as it is.
+    Their layers are given as ``pages``.  A group with less to keep leaves the end of its rows as it is.  What
+    is ``beside`` the layers moves with the first group's.
 
     One thread calls all but ``write``, which another may call meanwhile, for blocks that no step has.
     """
 
     def __init__(
-        self, kv_caches: Mapping[str, Any], blocks: int, pages: Sequence[Sequence[KvPage]] | None = None
+        self,
+        kv_caches: Mapping[str, Any],
+        blocks: int,
+        pages: Sequence[Sequence[KvPage]] | None = None,
+        beside: Mapping[str, torch.Tensor] = {},
     ) -> None:
         self._blocks = blocks
         if pages is None:
             self._groups = [[_rows(name, layer, blocks) for name, layer in kv_caches.items()]]
         else:
             self._groups = [[_page_rows(kv_caches, page, blocks) for page in group] for group in pages]
+        self._groups[0] += [_rows(name, layer, blocks) for name, layer in beside.items()]
         self._device = self._groups[0][0].device
         block_bytes = max(sum(rows.shape[1] for rows in group) for group in self._groups)
         self.most_staged = max(1, STAGED_BYTES // block_bytes)

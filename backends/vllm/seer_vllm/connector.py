@@ -50,11 +50,15 @@ from seer_core.ports.kv import KEY_BYTES, Bytes, KVStore
 from seer_vllm.blocks import VllmLayers
 from seer_vllm.kv_groups import NO_POOL, KvGroup, kv_groups, pages_of
 from seer_vllm.parts import parts_of
+from seer_vllm.routing import bytes_of_experts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-__all__ = ["BlockLoad", "Loads", "StoreConnector"]
+__all__ = ["WITH_EXPERTS", "BlockLoad", "Loads", "StoreConnector"]
+
+WITH_EXPERTS = "with_experts"
+"""The key of ``kv_connector_extra_config`` whose value is whether experts move with the KV."""
 
 
 @attrs.frozen(eq=False)
@@ -134,8 +138,13 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
             )
         self.block_tokens = self.groups.first.block_tokens
         self.parts = parts_of(vllm_config, specs)
+        transfer = vllm_config.kv_transfer_config
+        with_experts = transfer is not None and transfer.get_from_extra_config(WITH_EXPERTS, False)
+        more = self.block_tokens * bytes_of_experts(vllm_config) if with_experts else 0
         self.block_bytes = self.parts.parts * max(
-            group.kv_cache_spec.page_size_bytes * len(group.layer_names) for group in groups
+            group.kv_cache_spec.page_size_bytes * len(group.layer_names)
+            + (more if number == self.groups.first.number else 0)
+            for number, group in enumerate(groups)
         )
         """The bytes of a block, in all its parts."""
         self.apart = self.parts.ranks > 1
@@ -492,9 +501,13 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Take the KV of all layers."""
-        self._layers = VllmLayers(
-            kv_caches, self._kv.num_blocks, pages_of(self._kv, self.groups) if self.groups.others else None
-        )
+        pages = pages_of(self._kv, self.groups) if self.groups.others else None
+        self._make_layers = partial(VllmLayers, kv_caches, self._kv.num_blocks, pages)
+        self._layers = self._make_layers()
+
+    def take_along(self, experts: torch.Tensor) -> None:
+        """Have the experts of all slots, uint8 [blocks, ...], move with the KV of the first group."""
+        self._layers = self._make_layers({"routed experts": experts})
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take what this step loads; it waits for what has been computed before the step."""

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
 from seer_worker.process.adapter import LogitRow, Rejected
 from seer_worker.weights import checkpoint, memory
 from seer_worker.weights.adapters import Adapter
-from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.platforms import current_platform
 
 from seer_core.ports.drafting import DraftContext, SourceSpec
 from seer_core.ports.kv import Bytes
 from seer_core.ports.weights import WeightSource, WeightSpec
-from seer_vllm import adapters, internals, sampling, second_runner_sampling, speculator, weights
+from seer_vllm import adapters, internals, routing, sampling, second_runner_sampling, speculator, weights
 from seer_vllm.connector import StoreConnector
 from seer_vllm.proposer import OwnMethod, Proposer
 from seer_vllm.runners import FIRST, SECOND
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["WorkerExtension"]
 
@@ -34,6 +38,7 @@ class WorkerExtension:
     rank: int
     _seer_sampler: sampling.VllmSampler | second_runner_sampling.SecondRunnerSampler
     _seer_drafts: OwnMethod | Proposer
+    _seer_experts: routing.SlotExperts
     _seer_weights: WeightSource | Adapter | None = None
 
     def seer_install(self, end_token_ids: Sequence[int]) -> str | None:
@@ -52,6 +57,13 @@ class WorkerExtension:
             self._seer_sampler = second_runner_sampling.install(runner)
             if runner.speculator is not None:
                 self._seer_drafts = speculator.install(runner)
+            if self.vllm_config.aux_output_config.enabled:
+                internals.check_routing(runner)
+                self._seer_experts = runner.aux_output_connector = routing.SlotExperts(runner)
+                if has_kv_transfer_group():
+                    connector = get_kv_transfer_group()
+                    assert isinstance(connector, StoreConnector)
+                    connector.take_along(self._seer_experts.blocks)
             return SECOND
         internals.check_runner(runner)
         self._seer_sampler = sampling.install(runner, end_token_ids)
@@ -165,6 +177,12 @@ class WorkerExtension:
             log.exception("kv_not_read", rank=self.rank)
             return f"{type(error).__name__}: {error}"
         return None
+
+    def seer_read_experts(
+        self, block_ids: Sequence[int], first: int, count: int
+    ) -> NDArray[np.integer[Any]] | None:
+        """Return the experts of tokens, int [count, layers, experts per token]; all ranks have the same."""
+        return self._seer_experts.read(block_ids, first, count) if self.rank == 0 else None
 
     def seer_attach(self, spec: SourceSpec, host: DraftContext) -> None:
         """Make the source; in the first worker alone, whose drafts vLLM gives to all."""

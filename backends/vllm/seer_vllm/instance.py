@@ -15,6 +15,7 @@ import structlog
 from msgspec import structs
 from seer_host.images import IMAGES
 from seer_host.model_kv import mixers_of
+from seer_host.routed_experts import first_wanted
 from seer_worker.process.adapter import EndedChunk, EngineAdapter, LogitRow, Meters, Rejected, ScriptedTokens
 from seer_worker.process.dead_ranks import NOTICE_S, end_after_grace
 from seer_worker.process.figures import serve_figures
@@ -48,13 +49,14 @@ from seer_core.ports.kv import Bytes, KVStore
 from seer_core.ports.weights import WeightSpec, directory
 from seer_vllm import adapters, internals, patches
 from seer_vllm.bench import VllmBench
-from seer_vllm.connector import StoreConnector
+from seer_vllm.connector import WITH_EXPERTS, StoreConnector
 from seer_vllm.draft_lengths import lengths_of
 from seer_vllm.images import VllmImages
 from seer_vllm.kv_groups import bytes_per_token, room_of
 from seer_vllm.parts import check_kv_dtype, parts_of
 from seer_vllm.proposer import own_method, speculative_config
-from seer_vllm.runners import SECOND, settle_runner, settle_scheduler, wanted_ahead
+from seer_vllm.routing import EXPERTS_FROM, RequestExperts
+from seer_vllm.runners import SECOND, refuse_other_runners, settle_runner, settle_scheduler, wanted_ahead
 from seer_vllm.scheduler import AccountingScheduler, RequestAccount
 
 __all__ = ["VllmAdapter"]
@@ -63,9 +65,6 @@ log = structlog.get_logger("seer")
 
 EXTENSION = "seer_vllm.extension.WorkerExtension"
 UNRESET = "vLLM could not reset its prefix cache"
-KV_TRANSFER = KVTransferConfig(
-    kv_connector="StoreConnector", kv_connector_module_path="seer_vllm.connector", kv_role="kv_both"
-)
 
 
 class VllmAdapter(EngineAdapter):
@@ -86,6 +85,9 @@ class VllmAdapter(EngineAdapter):
         ranks = settings.get("tensor_parallel_size", 1)
         choice = settle_runner(source, ranks)
         second = choice.runner == SECOND
+        self._returns_experts = bool(settings.get("enable_return_routed_experts"))
+        if self._returns_experts:
+            refuse_other_runners(choice)
         lengths: tuple[int, ...] = ()
         if source is not None and own_method(source) is None:
             lengths = lengths_of(source.draft_tokens)
@@ -99,7 +101,7 @@ class VllmAdapter(EngineAdapter):
             speculative_config=None
             if source is None
             else speculative_config(source, second=second, lengths=lengths),
-            kv_transfer_config=None if start.store is None else KV_TRANSFER,
+            kv_transfer_config=None if start.store is None else kv_transfer(self._returns_experts),
             worker_extension_cls=EXTENSION,
             async_scheduling=wanted_ahead(ahead, source, pooled_ranks=0 if start.store is None else ranks),
         )
@@ -143,13 +145,17 @@ class VllmAdapter(EngineAdapter):
         self._core = self.engine.engine_core.engine_core
         scheduler = self._core.scheduler
         assert isinstance(scheduler, AccountingScheduler)
-        internals.check_scheduler(scheduler)
+        internals.check_scheduler(scheduler, routing=self._returns_experts)
         if uniform or self.engine.vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs():
             scheduler.draft_lengths = lengths
         self._scheduler = scheduler
         self._connector = scheduler.connector if isinstance(scheduler.connector, StoreConnector) else None
         if self._connector is not None:
             self._connector.use_block_bytes(block_bytes or self._connector.block_bytes, awaited_bytes)
+        if self._returns_experts:
+            scheduler.experts = RequestExperts(
+                scheduler, lambda *tokens: self._call("seer_read_experts", *tokens)[0]
+            )
         specs = [group.kv_cache_spec for group in scheduler.kv_cache_config.kv_cache_groups]
         self._parts = parts_of(self.engine.vllm_config, specs)
         self._closing = False
@@ -221,6 +227,7 @@ class VllmAdapter(EngineAdapter):
             account=account,
             top_logprobs=tops,
             prompt_logprobs=_of_prompt(state.logprobs_processor.prompt_logprobs),
+            attachments=self._attachments(account),
         )
 
     def step(self) -> list[EndedChunk]:
@@ -453,7 +460,12 @@ class VllmAdapter(EngineAdapter):
             failure=None if reason in ("stop", "length") else f"vLLM ended the chunk: {reason}",
             top_logprobs=_most_probable(logprobs, 0, len(tokens)),
             prompt_logprobs=_of_prompt(result.prompt_logprobs),
+            attachments=self._attachments(account),
         )
+
+    def _attachments(self, account: RequestAccount) -> dict[str, Any]:
+        experts = self._scheduler.experts
+        return {} if experts is None else experts.of(account.request, account.experts)
 
 
 class VllmDrafts:
@@ -519,6 +531,16 @@ class VllmDrafts:
                 self._call("seer_draft", "stop")
 
 
+def kv_transfer(with_experts: bool) -> KVTransferConfig:
+    """Return how vLLM finds the connector, with experts or without."""
+    return KVTransferConfig(
+        kv_connector="StoreConnector",
+        kv_connector_module_path="seer_vllm.connector",
+        kv_role="kv_both",
+        kv_connector_extra_config={WITH_EXPERTS: with_experts},
+    )
+
+
 def _sampling_params(
     job: ChunkJob, end_token_ids: Sequence[int], script: ScriptedTokens | None
 ) -> SamplingParams:
@@ -545,6 +567,7 @@ def _sampling_params(
             "turns": job.turns,
             "trajectory": job.trajectory,
             "may_end_early": job.may_end_early,
+            EXPERTS_FROM: first_wanted(job),
         },
     )
     assert params.extra_args is not None

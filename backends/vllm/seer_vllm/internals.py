@@ -22,6 +22,8 @@ __all__ = [
     "LLM_ENGINE",
     "ON_CPU",
     "PRELOADED",
+    "ROUTING",
+    "ROUTING_SCHEDULER",
     "RUNNER",
     "SCHEDULER",
     "SECOND_DRAFTING",
@@ -31,6 +33,7 @@ __all__ = [
     "check_adapters",
     "check_engine",
     "check_imports",
+    "check_routing",
     "check_runner",
     "check_scheduler",
     "check_second_runner",
@@ -42,6 +45,7 @@ RENDEZVOUS = "the file by which an engine's processes meet stays in the temporar
 SAMPLED = "tokens are not sampled by key"
 ACCOUNT = "chunks come without an account of what they cost"
 PROOF = "nothing proves that a layer answers by the weights just loaded"
+UNROUTED = "responses have no routed experts"
 SPLIT = "verifying short drafts on a CPU costs three times as much"
 VERIFIED = "drafts are not verified by key"
 EXPERTS = "a rank on a CPU takes its experts for all"
@@ -341,6 +345,22 @@ SECOND_DRAFTING = (
 )
 """What the second model runner must have besides, with drafts."""
 
+_CAPTURER = "aux_output_connector._capturer"
+ROUTING = (
+    *(
+        Name(_SECOND, f"{_CAPTURER}.{name}", UNROUTED)
+        for name in ("shape_per_token", "output_dtype_name", "snapshot_routing_data")
+    ),
+    Name(_SECOND, "block_tables.slot_mappings", UNROUTED),
+    Name(_SECOND, "kv_cache_config.num_blocks", UNROUTED),
+)
+"""What the second model runner must have besides, where the experts of responses are wanted."""
+
+ROUTING_SCHEDULER = tuple(
+    Name(_SCHEDULER, name, UNROUTED) for name in ("aux_output_connector", "kv_cache_manager.get_block_ids")
+)
+"""What a scheduler must have there."""
+
 SCHEDULER = (
     Name(_SCHEDULER, "num_spec_tokens", PADDED),
     Name(_SCHEDULER, "dynamic_sd_lookup", PADDED),
@@ -436,6 +456,15 @@ def _refuse_between(runner: Any) -> None:
         raise EngineError("keyed sampling cannot be installed: it would pass logits processors by")
 
 
+def check_routing(runner: Any) -> None:
+    """Look for what the second model runner must have where the experts of responses are wanted.
+
+    Raises:
+        EngineError: it has it not.
+    """
+    complain(ENGINE, lacking(runner, ROUTING))
+
+
 def check_engine(engine: Any) -> None:
     """Look for what an engine must have.
 
@@ -454,12 +483,12 @@ def check_adapters(manager: Any) -> None:
     complain(ENGINE, lacking(manager, ADAPTERS))
 
 
-def check_scheduler(scheduler: Any) -> None:
-    """Look for what a scheduler must have.
+def check_scheduler(scheduler: Any, *, routing: bool = False) -> None:
+    """Look for what a scheduler must have, also for the experts of responses.
 
     Raises:
         EngineError: it has it not.
     """
-    complain(ENGINE, lacking(scheduler, SCHEDULER))
+    complain(ENGINE, lacking(scheduler, (*SCHEDULER, *ROUTING_SCHEDULER) if routing else SCHEDULER))
     if scheduler.connector is not None:
         complain(ENGINE, lacking(scheduler.connector, CONNECTOR))

@@ -24,7 +24,16 @@ from vllm.v1.kv_cache_interface import (
 from seer_core.errors import EngineError
 from seer_vllm.blocks import KvPage
 
-__all__ = ["NO_POOL", "KvGroup", "KvGroups", "bytes_per_token", "kv_groups", "pages_of", "room_of"]
+__all__ = [
+    "NO_POOL",
+    "KvGroup",
+    "KvGroups",
+    "bytes_per_token",
+    "kv_groups",
+    "pages_of",
+    "room_of",
+    "whole_group",
+]
 
 STATES = 2
 """Blocks of a recurrent group that a request holds where it goes from one to the next, at most."""
@@ -122,6 +131,21 @@ def _group(number: int, spec: KVCacheSpec) -> KvGroup | None:
     if isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "align":
         return KvGroup(number, spec.block_size, 1, recurrent=True)
     return None
+
+
+def whole_group(config: KVCacheConfig) -> int:
+    """Return the number of the first group that keeps every token's KV.
+
+    Raises:
+        EngineError: there is none.
+    """
+    for number, group in enumerate(config.kv_cache_groups):
+        if isinstance(group.kv_cache_spec, FullAttentionSpec):
+            return number
+    raise EngineError(
+        "experts are kept beside the KV of full attention, which this model has not: drop"
+        " enable_return_routed_experts from engine_args"
+    )
 
 
 def pages_of(config: KVCacheConfig, groups: KvGroups) -> list[list[KvPage]]:

@@ -35,6 +35,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 SPREAD = "an instance spreads every layer over its devices: write tensor_parallel"
 
 OWN_ENGINE_ARGS = {
+    "aux_output_config": "write enable_return_routed_experts of engine_args",
     "async_scheduling": "write async_scheduling of [engine.vllm]",
     "block_size": "write block_size of [engine.vllm]",
     "data_parallel_size": "write instances of [engine.vllm]",
@@ -44,7 +45,6 @@ OWN_ENGINE_ARGS = {
     "dtype": "write dtype of [engine.vllm]",
     "enable_eplb": "vLLM loads new weights of experts to where these were at the start",
     "enable_lora": LORA,
-    "enable_return_routed_experts": "only instances of SGLang answer the experts that they take",
     "enforce_eager": "write enforce_eager of [engine.vllm]",
     "kv_cache_memory_bytes": "write kv_cache_bytes",
     "kv_transfer_config": "name a KV pool in [seer].kv_pool",

@@ -21,7 +21,15 @@ from seer_core.ports.drafting import SourceSpec
 from seer_vllm.plugin import RUNNER_VARIABLE
 from seer_vllm.proposer import own_method
 
-__all__ = ["FIRST", "SECOND", "RunnerChoice", "settle_runner", "settle_scheduler", "wanted_ahead"]
+__all__ = [
+    "FIRST",
+    "SECOND",
+    "RunnerChoice",
+    "refuse_other_runners",
+    "settle_runner",
+    "settle_scheduler",
+    "wanted_ahead",
+]
 
 FIRST, SECOND = "first", "second"
 REMEDY = 'set [engine.vllm].runner = "first"'
@@ -64,6 +72,20 @@ def settle_runner(source: SourceSpec | None, tensor_parallel: int) -> RunnerChoi
                 f" {REMEDY}"
             )
     return RunnerChoice(runner, f'[engine.vllm].runner = "{runner}"')
+
+
+def refuse_other_runners(choice: RunnerChoice) -> None:
+    """Refuse experts of responses where the second runner does not compute the steps.
+
+    Raises:
+        EngineError: it does not.
+    """
+    if choice.runner == FIRST or (choice.runner is None and not HAS_TRITON):
+        remedy = 'set [engine.vllm].runner = "second"' if HAS_TRITON else "use SGLang, or a GPU"
+        raise EngineError(
+            "only vLLM's second model runner returns the experts that a mixture takes, and the first one"
+            f" computes the steps ({choice.reason}): {remedy}"
+        )
 
 
 def wanted_ahead(set_to: bool | None, source: SourceSpec | None, *, pooled_ranks: int) -> bool | None:

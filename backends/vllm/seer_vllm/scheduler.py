@@ -5,7 +5,7 @@ vLLM counts preemptions and drafts per engine, and computed tokens not at all.  
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -21,6 +21,11 @@ from seer_vllm.connector import StoreConnector
 from seer_vllm.draft_lengths import PADDING, length_of
 from seer_vllm.early_ends import EarlyEnds
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from seer_vllm.routing import RequestExperts
+
 __all__ = ["AccountingScheduler", "AsyncAccountingScheduler", "RequestAccount"]
 
 
@@ -29,6 +34,8 @@ class RequestAccount(RequestStats):
     """The account of one of vLLM's requests."""
 
     request: Request = attrs.field(kw_only=True)
+    experts: list[NDArray[np.integer[Any]]] = attrs.field(factory=list, kw_only=True)
+    """The experts of its positions so far, int [positions, layers, experts per token] each."""
 
 
 class AccountingScheduler(Scheduler):
@@ -47,6 +54,8 @@ class AccountingScheduler(Scheduler):
         """Requests and positions of the last step planned."""
         self.draft_lengths: tuple[int, ...] = ()
         """The lengths of which all drafts of a step have one; without any, each has its own."""
+        self.experts: RequestExperts | None = None
+        """What takes the experts of requests, where they are wanted."""
         self.drafted_steps = self.uniform_steps = 0
         """Steps with drafts, and those among them whose requests had the same number of positions."""
         if self.num_spec_tokens:
@@ -96,7 +105,17 @@ class AccountingScheduler(Scheduler):
             return
         if isinstance(self.connector, StoreConnector):
             self.connector.request_preempted(request)
+        self._keep_experts(request)
         super()._preempt_request(request, *args, **kwargs)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        """Free a request that is over; its experts stay until it is settled."""
+        self._keep_experts(request)
+        return super()._free_request(request, *args, **kwargs)
+
+    def _keep_experts(self, request: Request) -> None:
+        if self.experts is not None:
+            self.experts.keep(request, self._accounts[request.request_id].experts)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

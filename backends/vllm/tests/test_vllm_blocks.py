@@ -67,6 +67,21 @@ def test_more_blocks_than_the_buffer_holds_are_read_and_written_in_pieces(monkey
     assert not layer[2].any()
 
 
+def test_what_is_beside_the_layers_moves_with_their_blocks():
+    from seer_vllm.blocks import VllmLayers
+
+    layer, beside = LAYOUTS["plain"](), filled(BLOCKS, 4, 3).to(torch.uint8)
+    before = beside.clone()
+    kv = VllmLayers({"layer.0": layer}, BLOCKS, beside={"more": beside})
+    blocks = kv.read([4, 1])
+    assert blocks.shape == (2, layer[0].nbytes + beside[0].nbytes)
+    assert np.array_equal(blocks[:, layer[0].nbytes :], before[[4, 1]].flatten(1).numpy())
+    kv.write([0, 2], blocks)
+    assert torch.equal(beside[[0, 2]], before[[4, 1]])
+    assert torch.equal(layer[[0, 2]], layer[[4, 1]])
+    assert torch.equal(beside[[1, 3, 4, 5]], before[[1, 3, 4, 5]])
+
+
 def test_staged_blocks_are_those_of_the_moment_and_none_is_nothing():
     layer = LAYOUTS["plain"]()
     kv = layers(layer)

@@ -21,6 +21,8 @@ TABLES = (
     internals.SECOND_IMPORTED,
     internals.SECOND_RUNNER,
     internals.SECOND_DRAFTING,
+    internals.ROUTING,
+    internals.ROUTING_SCHEDULER,
     internals.SCHEDULER,
     internals.CONNECTOR,
     internals.ADAPTERS,

@@ -85,6 +85,12 @@ def test_groups_are_found_in_a_plan_and_other_kinds_are_refused(kv, plan):
         kv.kv_groups(plan("sliding"), 16)
 
 
+def test_what_is_kept_for_every_token_is_beside_the_first_full_attention(kv, plan):
+    assert kv.whole_group(plan("sliding", "state", "full", "full")) == 2
+    with pytest.raises(EngineError, match="beside the KV of full attention, which this model has not"):
+        kv.whole_group(plan("sliding", "state"))
+
+
 def test_all_kv_of_full_attention_is_room_and_windows_take_no_more_than_themselves(kv, plan):
     assert kv.room_of(plan("full"), 16, 64, 1000, 32) == (1600, 64)
     # 100 blocks: two requests keep a window of 3 blocks and one more, and 2 blocks of a step, in each group

@@ -113,6 +113,13 @@ def test_other_kinds_of_parallelism_are_refused_with_the_setting_to_use(tmp_path
         engine_args(settings(engine_args={argument: 2}), tmp_path)
 
 
+def test_experts_are_asked_for_by_one_argument(tmp_path):
+    asked = {"enable_return_routed_experts": True}
+    assert engine_args(settings(engine_args=asked), tmp_path).items() >= asked.items()
+    with pytest.raises(ConfigError, match=r"aux_output_config cannot be set: write enable_return_routed_exp"):
+        engine_args(settings(engine_args={"aux_output_config": asked}), tmp_path)
+
+
 @pytest.mark.parametrize("eager", [True, False])
 def test_graphs_are_compiled_where_the_settings_ask_for_them(tmp_path, eager):
     assert engine_args(settings(enforce_eager=eager), tmp_path)["enforce_eager"] is eager

@@ -1,6 +1,7 @@
 """Which of vLLM's model runners is taken, and which cannot be."""
 
 import os
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -114,3 +115,24 @@ def test_a_worker_without_triton_refuses_the_second_in_one_sentence(start, model
     complaint = r"did not start: vLLM's second model runner needs Triton, .*: set \[engine.vllm\].runner = "
     with pytest.raises(EngineError, match=complaint):
         start(models[0], runner="second")
+
+
+@pytest.mark.parametrize(
+    ("choice", "triton", "complaint"),
+    [
+        (
+            ("first", "there is a drafter"),
+            True,
+            r"there is a drafter\): set \[engine.vllm\].runner = \"second\"",
+        ),
+        (("first", "so it is set"), False, r"so it is set\): use SGLang, or a GPU"),
+        ((None, "vLLM's choice"), False, r"vLLM's choice\): use SGLang, or a GPU"),
+        ((None, "vLLM's choice"), True, None),
+        (("second", "so it is set"), True, None),
+    ],
+)
+def test_experts_are_returned_by_the_second_alone(runners, monkeypatch, choice, triton, complaint):
+    monkeypatch.setattr(runners, "HAS_TRITON", triton)
+    refused = pytest.raises(EngineError, match=complaint) if complaint else nullcontext()
+    with refused:
+        runners.refuse_other_runners(runners.RunnerChoice(*choice))

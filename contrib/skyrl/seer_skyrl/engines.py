@@ -139,7 +139,7 @@ class SeerEngines(InferenceEngineInterface):
             raise ConfigError(
                 "generator.inference_engine.enable_return_routed_experts: Seer's engines do not answer the"
                 " experts that they take; write engine_args = { enable_return_routed_experts = true } into"
-                " [engine.sglang]"
+                " [engine.sglang] or [engine.vllm]"
             )
         return found
 

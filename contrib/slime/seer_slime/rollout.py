@@ -357,8 +357,8 @@ def _experts(args: Namespace, completion: Completion, prompt_tokens: int) -> Any
     if experts is None:
         raise ConfigError(
             "--use-rollout-routing-replay: the engines do not answer the experts that they take; write"
-            " engine_args = { enable_return_routed_experts = true } into [engine.sglang], or start external"
-            " servers with --enable-return-routed-experts"
+            " engine_args = { enable_return_routed_experts = true } into [engine.sglang] or [engine.vllm], or"
+            " start external servers with --enable-return-routed-experts"
         )
     return experts.astype("int32")
 

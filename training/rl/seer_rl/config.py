@@ -211,8 +211,8 @@ class TrainTable(Struct, frozen=True):
     """
     replay_routing: bool = False
     """Whether a mixture of experts takes in training the experts that the engine took (routing replay, R3).
-    The engine must answer them: on SGLang, ``engine_args.enable_return_routed_experts = true``; on servers of
-    SGLang's, if prompts ask for them.
+    The engine must answer them: on SGLang and vLLM with ``engine_args.enable_return_routed_experts = true``,
+    on servers of SGLang's if prompts ask for them.
     """
     rewards: RewardsTable = RewardsTable()
     """The processes that compute rewards."""

@@ -148,9 +148,9 @@ def _experts(scored: ScoredResponse, experts_per_token: int | None) -> NDArray[n
         raise TrainError(f"[train].replay_routing: {error}") from error
     if experts is None:
         raise TrainError(
-            "[train].replay_routing: the engine does not answer the experts that it takes; on SGLang set"
-            " engine_args.enable_return_routed_experts = true, give each prompt of its servers attachments ="
-            " { return_routed_experts = true }, or leave replay_routing out"
+            "[train].replay_routing: the engine does not answer the experts that it takes; set its"
+            " engine_args.enable_return_routed_experts = true, give each prompt of SGLang's servers"
+            " attachments = { return_routed_experts = true }, or leave replay_routing out"
         )
     return experts
 

@@ -176,8 +176,8 @@ def _experts(completion: Completion, prompt_tokens: int) -> NDArray[np.int16]:
     if not isinstance(found, Mapping):
         raise RuntimeError(
             "enable_rollout_routing_replay: Seer's engines do not answer the experts that they take; write"
-            " engine_args = { enable_return_routed_experts = true } into [engine.sglang] of the server's"
-            " config"
+            " engine_args = { enable_return_routed_experts = true } into [engine.sglang] or [engine.vllm] of"
+            " the server's config"
         )
     _, experts = unpacked(found)
     positions = prompt_tokens + len(completion.token_ids) - 1
