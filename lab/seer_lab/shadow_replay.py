@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import attrs
 import msgspec
 import numpy as np
-from scipy.optimize import nnls
 from seer_host.shadow_records import WatchedRequest
 
 __all__ = ["ReplayedServer", "ServerLimits", "StepCosts", "fit_costs", "replayed", "replayed_s"]
@@ -197,6 +196,8 @@ def fit_costs(requests: Sequence[WatchedRequest], limits: ServerLimits) -> StepC
 
     Steps that are apart, such as those of a trainer, are apart in time too, or on servers of other names.
     """
+    from scipy.optimize import nnls  # a third of a second
+
     longest = max(requests, key=lambda each: each.tokens)
     costs = StepCosts((longest.ended_s - longest.began_s) / longest.tokens)
     for _ in range(ROUNDS):
