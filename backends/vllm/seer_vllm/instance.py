@@ -186,6 +186,9 @@ class VllmAdapter(EngineAdapter):
             if IMAGES in job.attachments:
                 prompt = self._images.input(job, salt)
             params = _sampling_params(job, self._end_token_ids, script)
+            if self._returns_experts:
+                assert params.extra_args is not None
+                params.extra_args[EXPERTS_FROM] = first_wanted(job)
             request_id = self.engine.add_request(job.id, prompt, params, lora_request=self._adapter)
         except (VLLMClientError, ValueError) as error:
             raise Rejected(f"vLLM refuses the chunk: {error}") from error
@@ -567,7 +570,6 @@ def _sampling_params(
             "turns": job.turns,
             "trajectory": job.trajectory,
             "may_end_early": job.may_end_early,
-            EXPERTS_FROM: first_wanted(job),
         },
     )
     assert params.extra_args is not None
