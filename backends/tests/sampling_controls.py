@@ -1,6 +1,8 @@
 """The tests of sampling controls that every real engine passes, over the fixtures of its backend."""
 
+import json
 import re
+import shutil
 from functools import cache
 from itertools import pairwise
 
@@ -9,7 +11,7 @@ from msgspec import structs
 
 from seer_core.model import Sampling, StructuredOutputs
 
-EOS, TOKENS = 2, 60
+EOS, FURTHER, TOKENS = 2, 11, 60
 WIDTHS = (5, 0, 20, 1, 7)
 """How many of the most probable tokens the responses of a batch ask for."""
 
@@ -59,6 +61,18 @@ def with_tops(harness, prompts, sampling, tokens, chunk_tokens):
 
 class SamplingControls:
     """Each control holds, however the work is cut; ``roomy`` is an instance of the engine."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def two_ends(cls, start, models, tmp_path_factory):
+        """An instance of a model whose tokenizer has one end token, and its generation's file two."""
+        model = tmp_path_factory.mktemp("two-ends") / "model"
+        shutil.copytree(models[0], model)
+        ends = {"eos_token_id": [EOS, FURTHER]}
+        (model / "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
+        harness = start(model)
+        assert harness.info.end_token_ids == (EOS, FURTHER)
+        return harness
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -209,6 +223,15 @@ class SamplingControls:
         responses = roomy.whole(prompts(6), structs.replace(eager, ignore_eos=True), TOKENS)
         assert {len(response) for response in responses} == {TOKENS}
         assert any(EOS in response[:-1] for response in responses)
+
+    @pytest.mark.parametrize("end", [EOS, FURTHER])
+    def test_each_of_several_end_tokens_ends_a_response(self, two_ends, prompts, end):
+        wanted = Sampling(1.0, logit_bias={end: 200.0})
+        jobs = [two_ends.job(prompts(1)[0], 12, seed, wanted) for seed in range(2)]
+        jobs.append(two_ends.job(prompts(1)[0], 12, 2, structs.replace(wanted, ignore_eos=True)))
+        *stopped, ignored = two_ends.run(two_ends.chunks(jobs))
+        assert [(list(output.token_ids), output.stopped) for output in stopped] == [([end], True)] * 2
+        assert (list(ignored.token_ids), ignored.stopped) == ([end] * 12, False)
 
     def test_a_streamed_chunk_has_no_token_behind_its_stop(self, roomy, prompts):
         jobs = [roomy.job(prompt, TOKENS, 5, Sampling(1.0, stop=("3 w4", "w50"))) for prompt in prompts(8)]

@@ -48,7 +48,7 @@ from vllm.v1.request import Request, RequestStatus
 from seer_core.errors import EngineError
 from seer_core.ports.kv import KEY_BYTES, Bytes, KVStore
 from seer_vllm.blocks import VllmLayers
-from seer_vllm.kv_groups import NO_POOL, KvGroup, kv_groups, pages_of
+from seer_vllm.kv_groups import NO_POOL, KvGroup, is_computed, kv_groups, pages_of
 from seer_vllm.parts import parts_of
 from seer_vllm.routing import bytes_of_experts
 
@@ -357,17 +357,16 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
             self.requests.drop_with_group(job["group"], written)
         aborted = request.status == RequestStatus.FINISHED_ABORTED
         if turn or (capped and not last) or (aborted and self.saves_aborted):
-            saved = self._save(request, block_ids)
-            if left is not None and saved > left.tokens:
-                self._drop_place(request, left.tokens, saved, job["prompt_tokens"])
+            self._save_for(request, block_ids, left)
         elif capped or request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_ABORTED):
             self.requests.drop(written)
         return False, None
 
     def request_preempted(self, request: Request) -> None:
-        """Save the blocks of a request that is about to lose them."""
+        """Save the blocks of a request that is about to lose them, while a step is being planned."""
         assert self._kv_cache_manager is not None
-        self._save(request, self._kv_cache_manager.get_block_ids(request.request_id))
+        tables = self._kv_cache_manager.get_block_ids(request.request_id)
+        self._save_for(request, tables, self._places.pop(request.request_id, None), planning=True)
 
     def _plan_staged(self, scheduled: Iterable[str]) -> list[int]:
         """Return full blocks of running chunks that are not saved yet, if they are many; remember their keys.
@@ -426,6 +425,19 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
             written += self._block_keys(request, group, range(prompt, end))
         return of_prompt, written
 
+    def _save_for(
+        self,
+        request: Request,
+        tables: Sequence[Sequence[int]],
+        left: KvPlace | None,
+        *,
+        planning: bool = False,
+    ) -> None:
+        """Save a request that goes on elsewhere or later, and drop the place that it has ``left`` behind."""
+        saved = self._save(request, tables, planning=planning)
+        if left is not None and saved > left.tokens:
+            self._drop_place(request, left.tokens, saved, self._job(request)["prompt_tokens"])
+
     def _drop_place(self, request: Request, tokens: int, later: int, prompt_tokens: int) -> None:
         """Drop what only a place would need that a request has left behind, for one that is saved now."""
         dropped: list[bytes] = []
@@ -440,7 +452,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
                 dropped += self._block_keys(request, group, behind)
         self.requests.drop(dropped)
 
-    def _save(self, request: Request, tables: Sequence[Sequence[int]]) -> int:
+    def _save(self, request: Request, tables: Sequence[Sequence[int]], *, planning: bool = False) -> int:
         """Put what the store lacks; return after how many tokens the request can go on by it."""
         self.put_staged()  # or the workers would copy these into the place of those
         if not self.saves:
@@ -451,7 +463,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
         keys, rows = self._block_keys(request, first, blocks), self._rows(tables, first, blocks)
         place = computed
         if self.groups.others:
-            place, found = self._last_place(request, tables, computed)
+            place, found = self._last_place(request, tables, computed, planning)
             keys += [key for key, _ in found]
             rows += [row for _, row in found]
 
@@ -463,14 +475,14 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
         return place
 
     def _last_place(
-        self, request: Request, tables: Sequence[Sequence[int]], computed: int
+        self, request: Request, tables: Sequence[Sequence[int]], computed: int, planning: bool
     ) -> tuple[int, list[tuple[bytes, int]]]:
         """Return the last place whose blocks are here, and keys and rows of those of the other groups."""
         for tokens in self.groups.rests(computed, 0):
             found: list[tuple[bytes, int]] = []
             for group in self.groups.others:
                 needed = group.needed(tokens)
-                rows = [self._row_here(request, tables, group, block) for block in needed]
+                rows = [self._row_here(request, tables, group, block, planning) for block in needed]
                 found += [
                     (key, row)
                     for key, row in zip(self._block_keys(request, group, needed), rows, strict=True)
@@ -483,7 +495,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
         return 0, []
 
     def _row_here(
-        self, request: Request, tables: Sequence[Sequence[int]], group: KvGroup, block: int
+        self, request: Request, tables: Sequence[Sequence[int]], group: KvGroup, block: int, planning: bool
     ) -> int | None:
         """Return the row of a full block that the request has, or has given up to vLLM's cache."""
         number = 0 if group.recurrent else tables[group.number][block]  # a table's last state goes on
@@ -492,7 +504,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
             each = group.block_tokens // self.groups.hash_tokens
             key = request.block_hashes[(block + 1) * each - 1]
             cached = self._kv_cache_manager.block_pool.get_cached_block(key, [group.number])
-            if cached is None:
+            if cached is None or (planning and not is_computed(cached[0], tables[group.number])):
                 return None
             number = cached[0].block_id
         return self._rows([[number]] * len(tables), group, [0])[0]

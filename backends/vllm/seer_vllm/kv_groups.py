@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from math import lcm
+from typing import TYPE_CHECKING
 
 import attrs
 from vllm.v1.kv_cache_interface import (
@@ -24,11 +25,15 @@ from vllm.v1.kv_cache_interface import (
 from seer_core.errors import EngineError
 from seer_vllm.blocks import KvPage
 
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
 __all__ = [
     "NO_POOL",
     "KvGroup",
     "KvGroups",
     "bytes_per_token",
+    "is_computed",
     "kv_groups",
     "pages_of",
     "room_of",
@@ -146,6 +151,15 @@ def whole_group(config: KVCacheConfig) -> int:
         "experts are kept beside the KV of full attention, which this model has not: drop"
         " enable_return_routed_experts from engine_args"
     )
+
+
+def is_computed(block: KVCacheBlock, table: Sequence[int]) -> bool:
+    """Return whether a block of vLLM's cache surely has its KV while a step is being planned.
+
+    The cache has a block from when the step is planned that will fill it.  Those of the request itself, whose
+    ``table`` has them, were filled by steps before; what another request holds may be empty yet.
+    """
+    return not block.ref_cnt or block.block_id in table
 
 
 def pages_of(config: KVCacheConfig, groups: KvGroups) -> list[list[KvPage]]:

@@ -67,6 +67,26 @@ def test_states_and_attention_move_with_a_pool(start, make_pool, tmp_path, promp
         assert {output.prefilled_tokens for output in outputs} == {1}
 
 
+def test_states_of_what_is_preempted_move_with_a_pool(start, make_pool, tmp_path, prompts, moved):
+    name, pool = "Qwen3.5", make_pool(32 << 20)
+    model = write_family(tmp_path, name, 1, TOKENIZER)
+    settings = {"dtype": FAMILIES[name].dtype, "max_model_tokens": 640, "max_running": 8}
+    roomy = start(model, kv_cache_bytes=64 << 20, **settings)
+    block = roomy.info.block_tokens
+    few = 46 * block * roomy.info.kv_bytes_per_token
+    tight = [start(model, None, pool, index, kv_cache_bytes=few, **settings) for index in range(2)]
+    many = texts(prompts, 6, block + 5)
+    tokens = min(600, 4 * block) - block - 5
+    expected = roomy.whole(many, GOING_ON, tokens)
+    assert tight[0].whole(many, GOING_ON, tokens) == expected
+    outputs = tight[0].outputs.values()
+    assert any(output.preemptions for output in outputs)
+    responses, rounds = moved(tight, many, GOING_ON, tokens, 2 * block)
+    assert responses == expected
+    assert any(output.preemptions for outputs in rounds for output in outputs)
+    assert any(output.pool_tokens for output in rounds[1])
+
+
 @pytest.mark.parametrize(
     "name",
     ["Qwen3.5", *(pytest.param(each, marks=pytest.mark.long) for each in ("Qwen3-Next", "Qwen3.5-MoE"))],

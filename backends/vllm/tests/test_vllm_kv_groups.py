@@ -91,6 +91,17 @@ def test_what_is_kept_for_every_token_is_beside_the_first_full_attention(kv, pla
         kv.whole_group(plan("sliding", "state"))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
+def test_while_a_step_is_planned_what_another_request_holds_counts_as_not_computed(kv):
+    from vllm.v1.core.block_pool import BlockPool
+
+    pool = BlockPool(4, enable_caching=True, hash_block_size=16)
+    own, held, free = pool.get_new_blocks(3)
+    pool.free_blocks([free])
+    table = [0, own.block_id]
+    assert [kv.is_computed(block, table) for block in (own, held, free)] == [True, False, True]
+
+
 def test_all_kv_of_full_attention_is_room_and_windows_take_no_more_than_themselves(kv, plan):
     assert kv.room_of(plan("full"), 16, 64, 1000, 32) == (1600, 64)
     # 100 blocks: two requests keep a window of 3 blocks and one more, and 2 blocks of a step, in each group
