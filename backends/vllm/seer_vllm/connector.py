@@ -434,9 +434,9 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
         planning: bool = False,
     ) -> None:
         """Save a request that goes on elsewhere or later, and drop the place that it has ``left`` behind."""
-        saved = self._save(request, tables, planning=planning)
-        if left is not None and saved > left.tokens:
-            self._drop_place(request, left.tokens, saved, self._job(request)["prompt_tokens"])
+        saved, job = self._save(request, tables, planning=planning), self._job(request)
+        if left is not None and "group" in job and saved > left.tokens:
+            self._drop_place(request, left.tokens, saved, job["prompt_tokens"])
 
     def _drop_place(self, request: Request, tokens: int, later: int, prompt_tokens: int) -> None:
         """Drop what only a place would need that a request has left behind, for one that is saved now."""
