@@ -16,6 +16,8 @@ pytestmark = pytest.mark.engine
 
 AT_ONCE = ("Qwen3-MoE", "gpt-oss", "Qwen3, eight bits")
 """Experts, sinks, quantised layers; test_vllm_weights.py has a plain Qwen3 and one with a tied head."""
+ROW_AT_ONCE = ("first", "Qwen3-MoE")
+"""The row of the matrix for which ``make test`` has the time; test_vllm_hybrids.py has windows and states."""
 ELSEWHERE = {
     "DeepSeek-V3": "latent attention (MLA) of a CPU differs between batches",
     "Nemotron-H": "Mamba-2 is refused on a CPU",
@@ -38,8 +40,10 @@ def test_an_update_and_the_way_back_answer_as_engines_that_start_on_the_weights(
     expect_updates_to_equal_starts(start, tmp_path, prompts(6), name)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("runner", "name"), rows_of("vllm"))
+@pytest.mark.parametrize(
+    ("runner", "name"),
+    [pytest.param(*row, marks=[] if row == ROW_AT_ONCE else [pytest.mark.long]) for row in rows_of("vllm")],
+)
 def test_a_family_rolls_out_as_the_matrix_says(monkeypatch, tmp_path, runner, name):
     if runner == "second":
         monkeypatch.setenv("PYTHONPATH", str(INTERPRETER), os.pathsep)
