@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -213,8 +214,8 @@ def share(fleet_of, run_engine, loop):
     """Return a function that has servers share a pool of KV, and draft; it returns them and the pool."""
     pools = []
 
-    def share(*servers):
-        pools.append(LocalPool(64 << 20))
+    def share(*servers, pool=None):
+        pools.append(pool or LocalPool(64 << 20))
         loop.run_until_complete(pools[-1].start([f"remote-{i}" for i in range(len(servers))]))
         source = seer_make_drafter(DraftSettings(), Startup(0, Path())).source()
         return [run_engine(engine, source, pools[-1]) for engine in fleet_of(*servers).engines], pools[-1]
@@ -413,6 +414,25 @@ def test_a_server_with_the_second_runner_shares_with_one_with_the_first(
     assert responses == wanted
     assert min(output.pool_tokens for outputs in rounds[1:] for output in outputs) >= 32
     server.kill()
+
+
+@pytest.mark.long
+def test_kv_is_shared_through_mooncake_and_no_token_depends_on_its_master(pair, share, prompts, moved):
+    mooncake = pytest.importorskip("seer_mooncake", reason="backends/mooncake is not installed")
+    pool = mooncake.MooncakePool(mooncake.Settings(capacity_bytes=64 << 20, on_failure="go_on"))
+    (a, b), _ = share(*pair, pool=pool)
+    sampling, tokens = Sampling(1.0, ignore_eos=True), 130
+    whole = a.whole(prompts(4), sampling, tokens)
+    a.group = b.group = "in mooncake"
+    responses, rounds = moved([a, b], prompts(4), sampling, tokens, 40)
+    assert responses == whole
+    assert min(output.pool_tokens for outputs in rounds[1:] for output in outputs) >= 32
+
+    os.kill(pool._master._process.pid, signal.SIGKILL)
+    responses, _ = moved([a, b], prompts(4), sampling, tokens, 40)
+    assert responses == whole
+    for each in (a, b):
+        each.run(each.engine.stop())
 
 
 @pytest.mark.long
