@@ -32,6 +32,7 @@ __all__ = [
     "PromptRecord",
     "PromptsFile",
     "check_record",
+    "group_seed",
     "make_groups",
     "read_prompts",
 ]
@@ -309,7 +310,7 @@ class _Maker:
         """Return the group's seed; 0 where it is not read."""
         if record.seeds is not None:
             return 0
-        return _seed(self.seed, self.iteration, group_id) if record.seed is None else record.seed
+        return group_seed(self.seed, self.iteration, group_id) if record.seed is None else record.seed
 
     def _sampling(self, record: PromptRecord) -> Sampling:
         fields = record.sampling_over(self.defaults)
@@ -401,7 +402,7 @@ def _require_short(text: str, tokenizer: Tokenizer, most: int) -> None:
         )
 
 
-def _seed(run_seed: int, iteration: int, group_id: str) -> int:
-    """Derive a 63-bit seed; another run's seed or another iteration changes every group's."""
+def group_seed(run_seed: int, iteration: int, group_id: str) -> int:
+    """Return the 63-bit seed of a group; another run's seed or another iteration changes every group's."""
     digest = hashlib.blake2b(f"{run_seed}:{iteration}:{group_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -322,6 +322,11 @@ class RemoteInstance:
         """The name by which the server serves the model; empty until it has been asked."""
         return "" if self._facts is None else self._facts.model
 
+    @property
+    def weights_label(self) -> str:
+        """The name that the server gives its weights, as last looked at; empty where it gives none."""
+        return self._label
+
     async def close_calls(self) -> None:
         """End the connections of calls."""
         await self._calls.close()

@@ -18,9 +18,6 @@ __all__ = ["ClientCanary", "canary_limits"]
 
 log = structlog.get_logger("seer")
 
-NO_CUT = 1 << 29
-"""The top k that Seer asks SGLang for where there is none: all requests of a step then draw in one order."""
-
 
 def canary_limits(args: Namespace) -> tuple[int, int]:
     """Return how many responses of a batch are written again, and after how many that differ Seer stops.
@@ -51,10 +48,9 @@ class ClientCanary:
         stop_after: int,
     ) -> None:
         """Have slime's own client write a response with the same seed, into a ``blank`` sample."""
-        nothing = Unfinished(completion.group_id, completion.index, [], [])
-        how = {**sampling, "sampling_seed": completion.seed, "top_k": sampling["top_k"] or NO_CUT}
+        nothing = Unfinished(completion.group_id, completion.index, [], [], completion.seed)
         try:
-            theirs, _, rest = await go_on(args, blank, prompt_ids, nothing, how)
+            theirs, _, rest = await go_on(args, blank, prompt_ids, nothing, sampling)
         except Exception as error:  # a failure of slime's client is its own, and Seer's response stands
             log.warning("canary_failed", request=completion.request_id, error=repr(error))
             return

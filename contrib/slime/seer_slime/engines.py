@@ -16,7 +16,7 @@ from seer_core.errors import ConfigError, quote
 from seer_slime.canary import canary_limits
 from seer_slime.nucleus import FIELD
 
-__all__ = ["Engines", "check", "kept_config", "router_of"]
+__all__ = ["Engines", "check", "kept_config", "router_of", "seed_of_run"]
 
 DEFAULT = Path(__file__).with_name("kept.toml")
 """The settings over slime's own servers where no file is named."""
@@ -37,6 +37,8 @@ class Engines:
         self.session.runtime.refuse_environment("the adapter for slime")
         self.session.start()
         self._weights: Path | None = None
+        self.label = ""
+        """The name that slime gives the weights in its servers; empty where engines are Seer's own."""
 
     def close(self) -> None:
         """Stop the engines, which would otherwise end with the process."""
@@ -56,10 +58,14 @@ class Engines:
             ConfigError: there are none.
             EngineError: they cannot be loaded.
         """
-        if args.debug_rollout_only:  # there is no trainer
-            return
         if self.kept:
-            self.session.weights_changed()
+            if not args.debug_rollout_only:  # or else there is no trainer
+                self.session.weights_changed()
+            runtime = self.session.runtime
+            labels = (getattr(runtime.engines[name], "weights_label", "") for name in runtime.alive)
+            self.label = next(labels, "")
+            return
+        if args.debug_rollout_only:
             return
         found = sorted(Path(args.update_weight_disk_dir).glob("weight_v*"), key=_version)
         if not found:
@@ -108,6 +114,19 @@ def kept_config(path: str | None, router: str) -> Config:
     named_too = [*remote.get("divided_attachments", ()), FIELD]
     settings.append(f"engine.remote.divided_attachments={json.dumps(named_too)}")
     return load_config(place, settings)
+
+
+def seed_of_run(args: Namespace) -> int | None:
+    """Return the seed from which those of responses follow, None where slime's servers need not heed any."""
+    router, path = router_of(args), getattr(args, "seer_config", None)
+    if router is None or not path or not _is_exact(path):
+        return None
+    return kept_config(path, router).seer.seed
+
+
+def _is_exact(path: str) -> bool:
+    """Return whether a config wants tokens that follow from seeds alone."""
+    return bool(_tables(Path(path)).get("engine", {}).get("remote", {}).get("require") == "exact")
 
 
 def _tables(place: Path) -> dict[str, Any]:
@@ -160,8 +179,8 @@ def _check_canary(args: Namespace) -> None:
     """Make sure that a response which is written again has the same tokens."""
     if router_of(args) is None:
         raise ConfigError("seer_canary asks slime's own servers, and there are none; leave it out")
-    named = _tables(Path(args.seer_config)) if getattr(args, "seer_config", None) else {}
-    if named.get("engine", {}).get("remote", {}).get("require") != "exact":
+    path = getattr(args, "seer_config", None)
+    if not path or not _is_exact(path):
         raise ConfigError(
             "seer_canary compares tokens, which depend on chance; start slime with"
             ' --sglang-enable-deterministic-inference, and write require = "exact" into [engine.remote] of'

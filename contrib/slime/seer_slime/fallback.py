@@ -9,7 +9,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import structlog
@@ -28,15 +28,22 @@ log = structlog.get_logger("seer")
 MOST_FALLBACKS, STALL_S = 1024, 600.0
 LOOK_S = 5.0
 """How often the tokens so far are asked for."""
+NO_CUT = 1 << 29
+"""The top k that Seer asks SGLang for where there is none: all requests of a step then draw in one order."""
 
 
-class Unfinished(NamedTuple):
-    """A response that Seer has not finished: its group's name, its place in there, and what it has."""
+@attrs.frozen
+class Unfinished:
+    """A response that Seer has not finished: its group's name, its place in there, and what it has.
+
+    ``seed`` is Seer's for it, None where tokens need not follow from seeds.
+    """
 
     group: str
     place: int
     token_ids: list[int]
     logprobs: list[float]
+    seed: int | None = None
 
 
 def limits_of(args: Namespace) -> tuple[int, float]:
@@ -230,8 +237,8 @@ async def go_on(
     if "custom_params" in sampling:
         how["custom_params"] = sampling["custom_params"]
     state = GenerateState(args)
-    if "sampling_seed" in sampling:
-        how["sampling_seed"] = sampling["sampling_seed"]
+    if has.seed is not None:
+        how["sampling_seed"], how["top_k"] = has.seed, sampling["top_k"] or NO_CUT
     elif getattr(args, "sglang_enable_deterministic_inference", False):
         seeds = state.group_sampling_seeds
         how["sampling_seed"] = seeds[has.place % len(seeds)]

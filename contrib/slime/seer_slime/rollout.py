@@ -11,8 +11,10 @@ from concurrent.futures import Future
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from seer_host.off_switch import is_off
 from seer_host.routed_experts import routed_experts
+from seer_session.prompts import group_seed
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.filter_hub.base_types import (
     MetricGatherer,
@@ -29,8 +31,9 @@ from slime.utils.types import Sample
 
 from seer_core import Sampling
 from seer_core.errors import ConfigError, EngineError, SeerError
+from seer_core.model.requests import request_seed
 from seer_slime.canary import ClientCanary, canary_limits
-from seer_slime.engines import Engines, check, router_of
+from seer_slime.engines import Engines, check, router_of, seed_of_run
 from seer_slime.fallback import Fallback, Unfinished, WatchedRollout, go_on, limits_of
 from seer_slime.figures import figures_of
 from seer_slime.nucleus import ASKED, NO_NUCLEUS, nucleus_of, wants_nucleus
@@ -85,7 +88,7 @@ class _Step:
     """A rollout of slime's: the engines, and the way on without Seer where slime keeps its servers.
 
     ``reason`` is why Seer has failed, empty where it has not.  Engines are closed then, and the next step
-    starts them anew.
+    starts them anew.  ``label`` is the name that slime gives the weights in its servers.
     """
 
     def __init__(self, args: Namespace) -> None:
@@ -98,6 +101,7 @@ class _Step:
         # With a journal the rollout goes on where it was when it is begun again.
         self._fallback = fallback_of(router) if router is not None and journal is None else None
         self.reason = ""
+        self.label = ""
         self.replaced = 0
         self.summaries: list[Summary] = []
 
@@ -106,6 +110,7 @@ class _Step:
             self.engines = engines_of(*self._named)
             self.engines.session.wake()
             self.engines.load_weights(self._args)
+            self.label = self.engines.label
         except SeerError as error:
             if self._fallback is None or not self._fallback.worked or isinstance(error, ConfigError):
                 raise
@@ -293,7 +298,7 @@ def _roll_out(
             work = step.canary.compare(args, blank, prompts[name], completion, sampling, step.stop_after)
             compared.append(_submit(work))
         text = _text_of(args, tokenizer, prompts[name], completion.token_ids.tolist())
-        _fill(named[name][index], prompts[name], completion, text)
+        _fill(named[name][index], prompts[name], completion, text, step.label)
         if args.use_rollout_routing_replay:
             experts = _experts(args, completion, len(prompts[name]))
             named[name][index].rollout_routed_experts = experts
@@ -301,8 +306,13 @@ def _roll_out(
             sample = named[name][index]
             sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = nucleus_of(completion)
         scored[name, index] = _submit(_score(args, named[name][index], evaluation))
+    seed = seed_of_run(args) if step.left else None
     for each in step.left:
-        work = _go_on(args, named[each.group][each.place], prompts[each.group], each, sampling, evaluation)
+        if seed is not None:
+            own = request_seed(group_seed(seed, iteration, each.group), each.place)
+            each = attrs.evolve(each, seed=own)
+        sample, ids = named[each.group][each.place], prompts[each.group]
+        work = _go_on(args, sample, ids, each, sampling, evaluation, step.label)
         scored[each.group, each.place] = _submit(work)
     if named and len(failed) == len(named):
         raise EngineError("in every group of slime's batch a response has failed; the engines' logs say why")
@@ -338,7 +348,7 @@ def _text_of(args: Namespace, tokenizer: Any, prompt_ids: Sequence[int], ids: Se
     return whole[len(tokenizer.decode(before, skip_special_tokens=skip)) :]
 
 
-def _fill(sample: Any, prompt_ids: Sequence[int], completion: Completion, text: str) -> None:
+def _fill(sample: Any, prompt_ids: Sequence[int], completion: Completion, text: str, label: str) -> None:
     """Write a completion into slime's sample."""
     ids = completion.token_ids.tolist()
     sample.tokens = [*prompt_ids, *ids]
@@ -346,7 +356,7 @@ def _fill(sample: Any, prompt_ids: Sequence[int], completion: Completion, text: 
     sample.response_length = len(ids)
     sample.loss_mask = [1] * len(ids)
     sample.rollout_log_probs = completion.logprobs.tolist()
-    sample.weight_versions = [str(completion.weight_version)]
+    sample.weight_versions = [label or str(completion.weight_version)]
     cut = completion.finish_reason == "length"
     sample.status = Sample.Status.TRUNCATED if cut else Sample.Status.COMPLETED
 
@@ -370,16 +380,23 @@ async def _go_on(
     has: Unfinished,
     sampling: dict[str, Any],
     evaluation: bool,
+    label: str,
 ) -> Any:
-    """Return a sample that slime's own client has finished, scored."""
+    """Return a sample that slime's own client has finished, scored.
+
+    If its servers have other weights by now than those that ``label`` names, the response begins anew.
+    """
     nucleus = wants_nucleus(args, evaluation=evaluation)
     if nucleus:  # it is not known of the tokens so far: the response begins anew
-        has = Unfinished(has.group, has.place, [], [])
+        has = attrs.evolve(has, token_ids=[], logprobs=[])
         sampling = sampling | {"custom_params": dict(ASKED)}
     ids, logprobs, rest = list(has.token_ids), list(has.logprobs), sample
     status = Sample.Status.TRUNCATED
     if len(ids) < sampling["max_tokens"]:
         ids, logprobs, rest = await go_on(args, sample, prompt_ids, has, sampling)
+        if has.token_ids and label and {*rest.weight_versions} - {label}:
+            has = attrs.evolve(has, token_ids=[], logprobs=[])
+            ids, logprobs, rest = await go_on(args, sample, prompt_ids, has, sampling)
         status = rest.status
     tokenizer = tokenizer_of(args.hf_checkpoint, trust_remote_code=True)
     sample.tokens = [*prompt_ids, *ids]
@@ -387,7 +404,7 @@ async def _go_on(
     sample.response_length = len(ids)
     sample.loss_mask = [1] * len(ids)
     sample.rollout_log_probs = logprobs
-    sample.weight_versions = list(rest.weight_versions)
+    sample.weight_versions = list(rest.weight_versions) or [label]
     sample.metadata = {**(sample.metadata or {}), "seer_fallback": True}
     if nucleus and status != Sample.Status.ABORTED:
         if rest.rollout_top_p_token_ids is None:

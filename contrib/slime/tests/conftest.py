@@ -204,20 +204,34 @@ def own_client(args, kept, monkeypatch):
 
 
 @pytest.fixture
-def breaking(monkeypatch):
-    """Return a function that has Seer's scheduler fail at its chunk of that number, once."""
+def in_midst(monkeypatch):
+    """Return a function that has Seer's scheduler do something at its chunk of that number, once."""
     from seer_divided_rollout.splitter import Chunks
 
     split = Chunks.split
 
-    def at(number):
+    def at(number, action):
         calls = count(1)
 
-        def broken(self, *arguments):
+        def disturbed(self, *arguments):
             if next(calls) == number:
-                raise RuntimeError("broken")
+                action()
             return split(self, *arguments)
 
-        monkeypatch.setattr(Chunks, "split", broken)
+        monkeypatch.setattr(Chunks, "split", disturbed)
+
+    return at
+
+
+@pytest.fixture
+def breaking(in_midst):
+    """Return a function that has Seer's scheduler fail at its chunk of that number, once."""
+
+    def at(number, before=lambda: None):
+        def fail():
+            before()
+            raise RuntimeError("broken")
+
+        in_midst(number, fail)
 
     return at

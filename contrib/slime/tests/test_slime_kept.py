@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import seer_slime.rollout
@@ -17,6 +19,10 @@ from seer_core.errors import ConfigError, EngineError, SeerError
 
 def tokens(output):
     return [[sample.tokens for sample in group] for group in output.samples]
+
+
+def samples_of(output):
+    return [sample for group in output.samples for sample in group]
 
 
 def test_batches_run_on_slimes_own_servers_divided_and_by_the_weights_that_slime_loads(kept, source, servers):
@@ -79,6 +85,57 @@ def test_where_seer_fails_slimes_own_client_goes_on_behind_the_tokens_so_far(
     after = generate_rollout(args, 1, source)  # the next rollout tries again
     assert after.metrics["rollout/seer/fallbacks"] == 0
     assert len(engines) == 2
+
+
+def test_what_goes_on_without_seer_has_the_tokens_that_it_would_have_had_where_they_follow_from_seeds(
+    kept, source, servers, own_client, breaking
+):
+    args = kept(4)
+    whole = generate_rollout(args, 0, source)
+    breaking(20)
+    output = generate_rollout(args, 0, type(source)())
+    assert output.metrics["rollout/seer/fallbacks"] > 0
+    assert tokens(output) == tokens(whole)
+    assert all(each["sampling_params"]["top_k"] > 1 << 20 for each in servers.routed)  # as Seer's own have
+    path = Path(args.seer_config)
+    path.write_text(path.read_text("utf-8").replace("exact", "distributed"), "utf-8")
+    seer_slime.rollout.engines_of.cache_clear()
+    servers.routed.clear()
+    breaking(20)
+    generate_rollout(args, 0, type(source)())
+    assert {each["sampling_params"]["top_k"] for each in servers.routed} == {-1}  # as slime's own
+
+
+def test_with_new_weights_in_mid_rollout_what_goes_on_without_seer_begins_anew(
+    kept, source, servers, own_client, breaking
+):
+    args = kept(4)
+
+    def load(number):
+        servers.weights, servers.label = number, str(number)
+
+    whole = []
+    for number in (0, 1):
+        load(number)
+        whole.append(samples_of(generate_rollout(args, 0, type(source)())))
+    load(0)
+    breaking(20, lambda: load(1))
+    for sample, *of_weights in zip(samples_of(generate_rollout(args, 0, source)), *whole, strict=True):
+        number = int(sample.metadata.get("seer_fallback", False))
+        assert sample.weight_versions == [str(number)]
+        assert sample.tokens == of_weights[number].tokens
+        assert sample.rollout_log_probs == pytest.approx(of_weights[number].rollout_log_probs)
+    assert max(len(each["input_ids"]) for each in servers.routed) > len(sample.tokens) - 16
+
+
+def test_samples_name_the_weights_as_slimes_servers_do(kept, source, servers, evaluation_set):
+    args = kept(4)
+    args.eval_datasets = [evaluation_set]
+    for label in ("1", "2"):
+        servers.label = label
+        generate_rollout(args, 0, source, evaluation=True)
+        for sample in samples_of(generate_rollout(args, 0, source)):
+            assert sample.weight_versions == [label]
 
 
 @pytest.mark.parametrize("fails", [False, True])
