@@ -12,12 +12,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,17 @@ from seer_core.errors import EngineError
 from seer_core.ports.weights import VersionedWeights, WeightSpec, WeightStore, directory
 from seer_host.scratch import Scratch
 
-__all__ = ["NONCE", "NO_COPY", "WeightCopies", "adapter_config_of", "digest_of_files", "weight_files"]
+__all__ = [
+    "ADAPTER_TENSORS",
+    "NONCE",
+    "NO_COPY",
+    "WeightCopies",
+    "adapter_config_of",
+    "digest_of_contents",
+    "digest_of_files",
+    "states_of",
+    "weight_files",
+]
 
 NO_COPY = "none"
 """The value of ``[seer].weights_dir`` for no copy."""
@@ -65,18 +75,22 @@ class WeightCopies(WeightStore):
             files = [] if source.directory is None else weight_files(Path(source.directory))
             if not files:
                 return VersionedWeights(version, source, source)
-            config = adapter_config_of(Path(str(source)))
+            given = Path(str(source))
+            adapter_config_of(given)  # which refuses what is no adapter before anything is copied
             if self._place == NO_COPY:
-                digest = digest_of_files(files)
+                with _unchanged(given):
+                    digest = digest_of_files(files)
+                config = _settled_config(given, given, digest)
                 return VersionedWeights(version, source, directory(str(source), digest, config), digest)
             if self._scratch is None:
                 self._scratch = Scratch(PREFIX, self._place)
             copy = self._scratch.path / str(version)
             self.drop(version)
             copy.mkdir()
-            with ThreadPoolExecutor() as pool:
+            with _unchanged(given), ThreadPoolExecutor() as pool:
                 list(pool.map(_copy, files, [copy / file.name for file in files]))
             digest = digest_of_files(weight_files(copy))
+            config = _settled_config(copy, given, digest)
             (copy / NONCE).write_text(secrets.token_hex(16))  # last: who sees it sees the files
             return VersionedWeights(version, source, directory(copy, digest, config), digest)
         except OSError as error:
@@ -151,21 +165,50 @@ def _as_given(weights: VersionedWeights) -> VersionedWeights:
     """Return weights that are loaded from where the user has them."""
     source, config = weights.source, weights.kept.adapter_config
     if config is not None:
-        source = WeightSpec(source.path, {**source.settings, "adapter_config": config})
+        known = {"digest": weights.digest} if weights.digest else {}
+        source = WeightSpec(source.path, {**source.settings, **known, "adapter_config": config})
     base = None if weights.base is None else _as_given(weights.base)
     return msgspec.structs.replace(weights, kept=source, base=base)
 
 
 def _copy(source: Path, target: Path) -> None:
     with source.open("rb") as read, target.open("xb") as write:
-        before = os.fstat(read.fileno())
         try:
             fcntl.ioctl(write.fileno(), FICLONE, read.fileno())
         except OSError:  # another file system, or one that cannot
             shutil.copyfileobj(read, write, 1 << 22)
-        after = os.fstat(read.fileno())
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise EngineError(f"{str(source)!r} changed while it was read; update once it is written")
+
+
+@contextmanager
+def _unchanged(directory: Path) -> Iterator[None]:
+    """Raise EngineError if a weight file of a directory comes, goes or changes within a ``with`` block."""
+    before = states_of(directory)
+    yield
+    if states_of(directory) != before:
+        raise _changed(directory)
+
+
+def _settled_config(place: Path, given: Path, digest: str) -> dict[str, Any] | None:
+    """Return the config of an adapter in ``place``; an EngineError if those given have another digest by now.
+
+    Adapters are written in an instant, which the times of files need not show.
+    """
+    config = adapter_config_of(place)
+    if config is not None and digest_of_files(weight_files(given)) != digest:
+        raise _changed(given)
+    return config
+
+
+def _changed(directory: Path) -> EngineError:
+    return EngineError(
+        f"the weights in {str(directory)!r} changed while they were read; update once they are written"
+    )
+
+
+def states_of(directory: str | Path) -> dict[str, list[int]]:
+    """Return the sizes and times of the weight files of a directory, by name; a change shows in them."""
+    states = {path.name: path.stat() for path in weight_files(Path(directory))}
+    return {name: [each.st_size, each.st_mtime_ns] for name, each in states.items()}
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -176,10 +219,16 @@ def weight_files(directory: Path) -> list[Path]:
 def digest_of_files(files: Sequence[Path]) -> str:
     """Return a digest over names and bytes, 32 hexadecimal digits."""
     with ThreadPoolExecutor() as pool:
-        lines = [
-            f"{file.name} {checksum}\n"
-            for file, checksum in zip(files, pool.map(_checksum, files), strict=True)
-        ]
+        return _digest(zip([file.name for file in files], pool.map(_checksum, files), strict=True))
+
+
+def digest_of_contents(contents: Mapping[str, bytes]) -> str:
+    """Return the ``digest_of_files`` with these bytes, by name."""
+    return _digest((name, xxhash.xxh3_128_hexdigest(each)) for name, each in contents.items())
+
+
+def _digest(checksums: Iterable[tuple[str, str]]) -> str:
+    lines = [f"{name} {checksum}\n" for name, checksum in checksums]
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from seer_host import weight_copies
 from seer_host.weight_copies import WeightCopies
 
 from seer_core.errors import EngineError, SeerError, WeightVersionError
@@ -190,6 +191,74 @@ def test_no_room_for_a_copy_is_a_sentence_with_a_remedy_and_leaves_nothing(store
             store.keep(directory(source), 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert copies(place) == []
+
+
+@pytest.fixture
+def meddler(monkeypatch):
+    """Return a function: what it is given happens once a file of that name has been copied or read."""
+
+    def meddle(name, act):
+        left = [act]
+
+        def after(original):
+            def wrapped(path, *others):
+                found = original(path, *others)
+                if path.name == name and left:
+                    left.pop()()
+                return found
+
+            return wrapped
+
+        for function in ("_copy", "_checksum"):
+            monkeypatch.setattr(weight_copies, function, after(getattr(weight_copies, function)))
+
+    return meddle
+
+
+@pytest.mark.parametrize("kept", ["", "none"])
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
+def test_an_adapter_that_is_written_while_it_is_read_is_refused_and_no_copy_is_left(
+    adapter, place, meddler, kept, file
+):
+    path = Path(adapter())
+    (path / "adapter_config.json").write_text('{"r": 8, "lora_alpha": 16}')
+
+    def write():
+        (path / "adapter_model.safetensors").write_bytes(b"two")
+        (path / "adapter_config.json").write_text('{"r": 8, "lora_alpha": 32}')
+
+    meddler(file, write)
+    store = WeightCopies(kept or str(place))
+    with pytest.raises(EngineError, match="changed while they were read; update once they are written"):
+        store.keep(directory(path), 1)
+    assert copies(place) == []
+    weights = store.keep(directory(path), 1)
+    assert weights.kept.adapter_config["lora_alpha"] == 32
+    store.check(weights)
+
+
+def test_an_adapter_that_is_written_within_a_tick_of_the_file_systems_clock_is_refused_too(
+    adapter, store, meddler
+):
+    path = Path(adapter())
+    file = path / "adapter_model.safetensors"
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+
+    def write():
+        file.write_bytes(b"two")
+        os.utime(file, ns=times)
+
+    meddler(file.name, write)
+    with pytest.raises(EngineError, match="changed while they were read"):
+        store.keep(directory(path), 1)
+
+
+def test_parts_of_two_checkpoints_are_not_taken_for_one(checkpoint, store, place, meddler):
+    path = Path(checkpoint())
+    meddler("b.safetensors", lambda: (path / "a.safetensors").write_bytes(b"another"))
+    with pytest.raises(EngineError, match="changed while they were read"):
+        store.keep(directory(path), 1)
     assert copies(place) == []
 
 

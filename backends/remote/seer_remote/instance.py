@@ -858,6 +858,11 @@ class RemoteInstance:
                     raise EngineError(
                         f"instance {self.id!r} is a server, which loads weights from directories alone"
                     )
+                if source.adapter_config is not None:
+                    raise EngineError(
+                        f"instance {self.id!r} is a server, which would not load {source} as an"
+                        " adapter; merge it with its model, and update by that"
+                    )
                 await self.dialect.load_weights(source.directory, version)
             self._forget()  # the look uses no KV of the old ones
             fingerprint, _ = await self._look(version)

@@ -488,6 +488,19 @@ def test_a_server_that_cannot_load_weights_names_what_is_missing(fake, fleet_of,
         asyncio.run(play())
 
 
+def test_a_server_is_given_no_adapter_in_the_place_of_whole_weights(fake, fleet_of, tmp_path):
+    server = fake()
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    (tmp_path / "adapter_config.json").write_text('{"r": 4}')
+
+    async def play():
+        async with runtime_of(fleet_of(server), weights_dir="none") as runtime:
+            await runtime.update_weights(tmp_path)
+
+    with pytest.raises(EngineError, match=r"would not load .* as an adapter; merge it with its model"):
+        asyncio.run(play())
+
+
 # Answers.
 
 

@@ -31,7 +31,7 @@ from seer_core.model import InstanceInfo
 from seer_core.model.arrays import TopLogprobs
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore
-from seer_core.ports.weights import WeightSpec, directory
+from seer_core.ports.weights import WeightSpec
 from seer_sglang import SUPPORTED_SGLANG, internals
 from seer_sglang.rank import RankStart, SglangRank
 from seer_sglang.ranks import LeadingRank
@@ -95,6 +95,7 @@ class SglangAdapter(EngineAdapter):
             settings["radix_cache_backend"] = cache.BACKEND
         proposer = None
         self._ranks = LeadingRank(count)
+        self._base = checkpoint.first_weights(settings["model_path"])
         with _blaming_settings():
             args = server_args(settings, kv_cache_bytes)
             if source is not None:
@@ -109,7 +110,6 @@ class SglangAdapter(EngineAdapter):
                 )
         self._rank = SglangRank(self.engine)
         self._tensors = checkpoint.headers_of(settings["model_path"])
-        self._base = directory(settings["model_path"])
         if on_cpu and count == 1 and self.engine.runner.model_config.quantization is None:
             weights.expect_all_loaded(self.engine.runner.model, self._tensors)
         self._draft_tokens = 0 if source is None else source.draft_tokens

@@ -17,6 +17,7 @@ import structlog
 from seer_worker.process.adapter import Rejected
 from seer_worker.process.child import configure_log
 from seer_worker.weights import checkpoint, memory
+from seer_worker.weights.adapters import Merged
 
 from seer_core.ports.weights import WeightSource, WeightSpec
 from seer_sglang import internals
@@ -74,7 +75,8 @@ class SglangRank:
 
         source, self._weights = self._weights, None
         assert source is not None
-        return weights.load(self._engine.runner, source, version)
+        found = weights.load(self._engine.runner, source, version)
+        return source.joined(found) if isinstance(source, Merged) else found
 
     def fingerprint(self) -> str:
         """Return what stands for the weights."""

@@ -9,7 +9,7 @@ import structlog
 import torch
 from seer_worker.process.adapter import LogitRow, Rejected
 from seer_worker.weights import checkpoint, memory
-from seer_worker.weights.adapters import Adapter
+from seer_worker.weights.adapters import Adapter, Merged
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.platforms import current_platform
 
@@ -123,7 +123,7 @@ class WorkerExtension:
             found = weights.load(self, source, version)
         if beside is not None:
             beside.drop()
-        return found
+        return source.joined(found) if isinstance(source, Merged) else found
 
     def seer_fingerprint(self, version: int = 0) -> str:
         """Return the fingerprint of the weights in the model, an adapter's among them."""

@@ -46,7 +46,7 @@ from seer_core.model.arrays import Logprobs, PromptLogprobs, TopLogprobs
 from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import Bytes, KVStore
-from seer_core.ports.weights import WeightSpec, directory
+from seer_core.ports.weights import WeightSpec
 from seer_vllm import adapters, internals, patches
 from seer_vllm.bench import VllmBench
 from seer_vllm.connector import WITH_EXPERTS, StoreConnector
@@ -133,6 +133,8 @@ class VllmAdapter(EngineAdapter):
         if current_platform.is_cpu() and "fp8" in (config.model_config.quantization or ""):
             patches.multiply_fp8_in_float32()
         patches.fork_ranks()
+        self._base = checkpoint.first_weights(config.model_config.model)
+        """The whole weights, to which adapters belong."""
         self.engine = LLMEngine.from_vllm_config(config, usage, disable_log_stats=args.disable_log_stats)
         internals.check_engine(self.engine)
         self._end_token_ids = start.end_token_ids
@@ -168,8 +170,6 @@ class VllmAdapter(EngineAdapter):
         """vLLM's ids of running chunks, by Seer's."""
         model = self.engine.vllm_config.model_config.model
         self._tensors = checkpoint.headers_of(model)
-        self._base = directory(model)
-        """The whole weights, to which adapters belong."""
         self._adapter: LoRARequest | None = None
         """What asks vLLM for the adapter that is kept beside them."""
         self.vocab_size = self.engine.vllm_config.model_config.get_vocab_size()

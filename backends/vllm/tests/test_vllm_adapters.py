@@ -1,18 +1,23 @@
 """An update by an adapter: beside the model, or merged with it, and exact like one by whole weights."""
 
+import asyncio
 import json
 
 import numpy as np
 import pytest
 from seer_host.shared_weights import SharedWeights
+from seer_host.weight_copies import WeightCopies
 from seer_testing.families import write_family
 
 from backends.tests.families import TOKENIZER
+from backends.tests.family_rollouts import killing, moving, tokens_of
 from backends.tests.peft_files import CONFIG, RANK, adapter_of, merged, save
+from bench.models import TECHNIQUES, FamilyRun
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
 from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.weights import directory
+from tests.support.eventually import aeventually
 
 pytestmark = pytest.mark.engine
 
@@ -139,6 +144,70 @@ def test_a_bad_adapter_is_refused_by_a_sentence_and_the_version_before_serves_on
     tokens, logprobs = scores(instance, prompts(2), 20)
     assert tokens == before[0]
     assert (logprobs == before[1]).all()
+
+
+def test_an_adapter_that_is_written_anew_after_the_update_began_is_refused_and_the_version_before_serves_on(
+    beside, merging, models, prompts, tmp_path
+):
+    spec = WeightCopies("none").keep(save(tmp_path / "adapter", adapter_of(models[0], 5)), 1).kept
+    save(tmp_path / "adapter", adapter_of(models[0], 6))
+    for instance in (beside[0], merging):
+        before = scores(instance, prompts(2), 20)
+        with pytest.raises(EngineError, match="has changed since the update began: its digest is"):
+            update(instance, spec)
+        assert scores(instance, prompts(2), 20)[0] == before[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("room", [0, RANK], ids=["merged", "beside"])
+def test_an_adapter_rewritten_in_place_is_a_new_version_and_until_then_changes_no_token(tmp_path, room):
+    run = FamilyRun("vllm", "Qwen3", tmp_path)
+    run.block_tokens = 32
+    folder, other = tmp_path / "adapter", tmp_path / "other"
+    one, two = (adapter_of(run.models[0], seed) for seed in (1, 2))
+
+    def half():
+        save(folder, two)
+        with (folder / "adapter_model.safetensors").open("r+b") as file:
+            file.truncate(5000)
+
+    async def respond():
+        async with run.started("local", TECHNIQUES, lora_rank=room) as runtime:
+            groups = runtime.groups(run.records(), iteration=0)
+
+            async def written(*acts):
+                await runtime.use(moving(run, runtime, TECHNIQUES, acts))
+                return await runtime.rollout(groups).wait()
+
+            results = {"plain": await written()}
+            save(folder, one)
+            await runtime.update_weights(folder)
+            results["one"] = await written()
+            results["killed"] = await written((12, killing(runtime, "vllm-1", half)))
+            await aeventually(lambda: len(runtime.alive) == 2)
+            results["restarted"] = await written()
+            with pytest.raises(EngineError, match="its safetensors cannot be read"):
+                await runtime.update_weights(folder)
+            assert runtime.weight_version == 1
+            results["refused"] = await written()
+            save(folder, two)
+            await runtime.update_weights(folder)
+            results["two"] = await written()
+            save(other, two)
+            await runtime.update_weights(other)
+            await runtime.reset_caches()
+            results["expected"] = await written()
+            return results
+
+    found = asyncio.run(asyncio.wait_for(respond(), 900))
+    tokens = {name: tokens_of(result) for name, result in found.items()}
+    assert found["killed"].summary.instances_lost == 1
+    for name in ("one", "two"):
+        assert found[name].summary.pool_tokens > 0
+    assert found["restarted"].summary.migrations > 10
+    assert tokens["killed"] == tokens["restarted"] == tokens["refused"] == tokens["one"] != tokens["plain"]
+    assert tokens["two"] == tokens["expected"]
+    assert all(text != tokens["one"][name] for name, text in tokens["two"].items())
 
 
 def test_a_mixture_has_no_adapters_beside_it_where_triton_is_missing(start, tmp_path):

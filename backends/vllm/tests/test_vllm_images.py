@@ -3,11 +3,9 @@
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 
-import attrs
 import msgspec
 import pytest
 import torch
@@ -21,12 +19,10 @@ skip_without("PIL")
 
 from seer_host.images import PlacedImages, PromptImage  # noqa: E402
 from seer_journal import DiskJournal  # noqa: E402
-from seer_session.assembly import fill_slots  # noqa: E402
 from seer_session.environment import EnvironmentAnswer  # noqa: E402
 
-from backends.tests.mover import Mover  # noqa: E402
-from bench.models import BlockEnds, FamilyRun, picture  # noqa: E402
-from seer_core.scheduling.scheduler import Slot  # noqa: E402
+from backends.tests.family_rollouts import killing, moving, tokens_of  # noqa: E402
+from bench.models import FamilyRun, picture  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -91,15 +87,6 @@ def turned(run):
     return [each | changes | {"group_id": f"turned-{number}"} for number, each in enumerate(records)]
 
 
-def moving(run, runtime, plugins, acts=()):
-    """Return strategies that move every chunk to another instance, and do harm on the way."""
-    strategies = fill_slots(run.config("local", plugins, run.models[0]))
-    placer = Slot("placer", "mover", Mover(acts))
-    splitter = Slot("splitter", "blocks", BlockEnds(run.block_tokens))
-    policies = attrs.evolve(strategies.policies, placer=placer, splitter=splitter)
-    return attrs.evolve(strategies, policies=policies, drafter=runtime.drafter)
-
-
 def in_turns(result):
     return sorted(
         (each for each in result.completions if each.group_id.startswith("turned")),
@@ -129,10 +116,6 @@ def furthest(groups, result, model):
         )
 
 
-def tokens_of(result):
-    return {each.request_id: list(each.token_ids) for each in result.completions}
-
-
 def test_images_move_turn_are_drafted_and_survive_a_kill_with_the_tokens_of_vllm_alone(tmp_path):
     run = FamilyRun("vllm", "Qwen2-VL", tmp_path)
     run.block_tokens = 32
@@ -144,10 +127,7 @@ def test_images_move_turn_are_drafted_and_survive_a_kill_with_the_tokens_of_vllm
                 whole = await runtime.rollout(groups, journal=journal, environment=Showing()).wait()
             await runtime.reset_caches()
 
-            def kill():
-                os.kill(runtime.engines["vllm-1"].worker.pid, signal.SIGKILL)
-                return True
-
+            kill = killing(runtime, "vllm-1")
             # At most 12 chunks are out then, and 12 were firsts: 12 moves are done.
             await runtime.use(moving(run, runtime, PLUGINS, [(36, kill)]))
             moved = await runtime.rollout(groups, environment=Showing()).wait()

@@ -1,9 +1,12 @@
 """Adapters: what is read of PEFT's files, what is refused, and what merging gives."""
 
+import os
+
 import pytest
-from seer_host.weight_copies import adapter_config_of
+from seer_host.weight_copies import WeightCopies, adapter_config_of
 from seer_worker.process.adapter import Rejected
 
+from seer_core.errors import EngineError
 from seer_core.ports.weights import WeightSpec, directory
 
 torch = pytest.importorskip("torch")
@@ -150,3 +153,57 @@ def test_an_adapter_of_quantised_weights_and_one_without_its_base_are_refused(tm
         checkpoint.open_checked(spec, checkpoint.headers_of(model[0]), (), torch.float32)
     with pytest.raises(Rejected, match="weight source 'nowhere:Lost' cannot be imported"):
         opened(WeightSpec("nowhere:Lost", {"adapter_config": CONFIG}), model[0])
+
+
+def test_an_adapter_that_was_written_anew_since_the_update_began_is_refused_with_both_digests(model, adapter):
+    old = WeightCopies("none").keep(adapter()[0], 1)
+    assert dict(opened(old.kept, model[0]))
+    new = WeightCopies("none").keep(adapter({A: torch.ones(2, 4)})[0], 2)
+    with pytest.raises(Rejected, match=f"digest is {new.digest}, and was {old.digest}; update once it is"):
+        opened(old.kept, model[0])
+    adapter({A: torch.ones(2, 4)}, lora_alpha=12)
+    with pytest.raises(Rejected, match="has changed since the update began"):
+        opened(new.kept, model[0])
+
+
+def test_an_adapter_that_is_written_anew_once_it_was_checked_is_merged_as_it_was(model, adapter):
+    path, tensors = model
+    spec, factors = adapter()
+    source = checkpoint.open_checked(spec, checkpoint.headers_of(path), (), torch.float32, directory(path))
+    with open(f"{spec.directory}/adapter_model.safetensors", "r+b") as file:
+        file.truncate(0)
+    merged = dict(source.tensors())[f"{MODULE}.weight"]
+    assert torch.equal(merged, tensors[f"{MODULE}.weight"] + 3 * (factors[B] @ factors[A]))
+
+
+def test_the_fingerprint_of_sums_has_every_value_of_the_adapter(model, adapter):
+    def fingerprint(tensors=None, **config):
+        spec, _ = adapter(tensors, **config)
+        headers = checkpoint.headers_of(model[0])
+        source = checkpoint.open_checked(spec, headers, (), torch.float32, directory(model[0]))
+        return source.joined("recipe:samples")
+
+    first, changed = fingerprint(), torch.ones(2, 4)
+    found = {first, fingerprint(lora_alpha=5), fingerprint({A: changed})}
+    changed[1, 3] += 1e-6
+    found.add(fingerprint({A: changed}))
+    assert len(found) == 4
+    assert first == fingerprint()
+    assert first.startswith("recipe:")
+
+
+def test_an_adapter_is_not_merged_with_other_whole_weights_than_those_that_were_loaded(model, adapter):
+    path, tensors = model
+    spec, _ = adapter()
+    bases = checkpoint.first_weights(str(path)), WeightCopies("none").keep(directory(path), 1).kept
+    sources = [
+        checkpoint.open_checked(spec, checkpoint.headers_of(path), (), torch.float32, base) for base in bases
+    ]
+    assert all(dict(source.tensors()) for source in sources)
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, path / "model.safetensors")
+    os.utime(path / "model.safetensors", ns=(0, 0))  # as if some time had passed
+    for base, fact in zip(bases, ("since the engine started on them", "since they were loaded"), strict=True):
+        with pytest.raises(Rejected, match=f"have changed {fact}; an adapter would be merged with others"):
+            checkpoint.open_checked(spec, checkpoint.headers_of(path), (), torch.float32, base)
+    with pytest.raises(EngineError, match="have changed since the engine started"):
+        dict(sources[0].tensors())

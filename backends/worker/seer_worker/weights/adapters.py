@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -94,6 +95,16 @@ class Merged:
             yield name, merged.to(tensor.dtype)
         if left:
             raise EngineError(f"the adapter belongs to module {next(iter(left))!r}, which the weights lack")
+
+    def joined(self, fingerprint: str) -> str:
+        """Return a fingerprint of the sums, which looks at some of them, with all values of the adapter."""
+        recipe, colon, found = fingerprint.rpartition(":")
+        digest = hashlib.sha256(found.encode())
+        for module, (*pair, scale) in sorted(self._adapter.factors.items()):
+            for each in pair:
+                digest.update(f"{module} {scale} {each.dtype} {[*each.shape]}".encode())
+                digest.update(each.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+        return f"{recipe}{colon}{digest.hexdigest()[:32]}"
 
 
 def make_adapter(

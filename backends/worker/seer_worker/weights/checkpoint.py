@@ -10,6 +10,15 @@ from typing import Any, NamedTuple, TypeVar
 import structlog
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as load_tensors
+from seer_host.weight_copies import (
+    ADAPTER_TENSORS,
+    NONCE,
+    digest_of_contents,
+    digest_of_files,
+    states_of,
+    weight_files,
+)
 
 from seer_core.errors import EngineError
 from seer_core.ports.weights import BROADCAST, DIRECTORY, SHARED_MEMORY, WeightSource, WeightSpec
@@ -17,7 +26,16 @@ from seer_worker.process.adapter import Rejected
 from seer_worker.process.loader import ImportedClass
 from seer_worker.weights.adapters import Adapter, Merged, make_adapter
 
-__all__ = ["WEIGHTS", "Directory", "TensorHeader", "headers_of", "open_adapter", "open_checked", "ties"]
+__all__ = [
+    "WEIGHTS",
+    "Directory",
+    "TensorHeader",
+    "first_weights",
+    "headers_of",
+    "open_adapter",
+    "open_checked",
+    "ties",
+]
 
 log = structlog.get_logger("seer")
 
@@ -47,19 +65,31 @@ class TensorHeader(NamedTuple):
 
 
 class Directory:
-    """The safetensors of a directory that an engine would load: those of its index, or else all."""
+    """The safetensors of a directory that an engine would load: those of its index, or else all.
+
+    An adapter's are read into memory at once, and must have the digest that the settings name: trainers
+    write the next one over them.  With ``states`` the files must have these sizes and times.
+    """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._directory = Path(settings["directory"])
+        self._holds_adapter = settings.get("adapter_config") is not None
+        self._digest = settings.get("digest", "")
+        self._states = settings.get("states")
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield tensor after tensor, file by file; they are mapped, not copied.
+        """Yield tensor after tensor, file by file; those of whole weights are mapped, not copied.
 
         Raises:
-            EngineError: a file cannot be read, or two files hold a tensor of one name.
+            EngineError: a file cannot be read, two files hold a tensor of one name, or an adapter is another
+                than that of the update.
         """
         found: dict[str, Path] = {}
         try:
+            if self._holds_adapter:
+                yield from self._adapter().items()
+                return
+            self._expect_states()
             for path in _files(self._directory):
                 with safe_open(path, "pt") as tensors:
                     for name in tensors.keys():  # noqa: SIM118, it is no mapping
@@ -70,8 +100,31 @@ class Directory:
                             )
                         found[name] = path
                         yield name, tensors.get_tensor(name)
+            self._expect_states()
         except (OSError, SafetensorError, ValueError) as error:
             raise EngineError(f"its safetensors cannot be read: {error}") from error
+
+    def _expect_states(self) -> None:
+        if self._states is not None and states_of(self._directory) != self._states:
+            raise EngineError(
+                f"the weights in {str(self._directory)!r} have changed since the engine started on them;"
+                " an adapter would be merged with others: update by whole weights first"
+            )
+
+    def _adapter(self) -> dict[str, torch.Tensor]:
+        contents = {path.name: path.read_bytes() for path in weight_files(self._directory)}
+        if self._digest and (found := digest_of_contents(contents)) != self._digest:
+            raise EngineError(
+                f"the adapter in {str(self._directory)!r} has changed since the update began: its digest is"
+                f" {found}, and was {self._digest}; update once it is written"
+            )
+        tensors = contents.get(ADAPTER_TENSORS)
+        return {} if tensors is None else load_tensors(tensors)
+
+
+def first_weights(directory: str) -> WeightSpec:
+    """Return what names the weights on which an engine is about to start; it reads no other ones later."""
+    return WeightSpec(DIRECTORY, {"directory": directory, "states": states_of(directory)})
 
 
 def headers_of(directory: str) -> dict[str, TensorHeader]:
@@ -107,6 +160,7 @@ def open_checked(
             if whole is None:
                 raise EngineError("this engine takes no adapters; update it by whole weights")
             adapter = _read_adapter(spec, source, wanted, dtype)
+            _expect_unchanged(whole)
             source = Merged(WEIGHTS.make(whole.path, whole.settings), adapter)
         values = _Values(ties, dtype)
         new = _found(spec, source, values.check)
@@ -116,6 +170,18 @@ def open_checked(
         return source
 
     return _opened(spec, open_whole)
+
+
+def _expect_unchanged(whole: WeightSpec) -> None:
+    """Raise EngineError if whole weights that are loaded once more, and are no copy, are others by now."""
+    digest, place = whole.settings.get("digest"), Path(whole.directory or "")
+    if whole.directory is None or not digest or (place / NONCE).exists():
+        return
+    if (found := digest_of_files(weight_files(place))) != digest:
+        raise EngineError(
+            f"the weights in {str(place)!r} have changed since they were loaded; an adapter would be"
+            f" merged with others: their digest is {found}, and was {digest}; update by whole weights first"
+        )
 
 
 def open_adapter(spec: WeightSpec, wanted: Mapping[str, TensorHeader], dtype: torch.dtype) -> Adapter:
