@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from enum import Enum
 from functools import cached_property
@@ -27,6 +28,7 @@ __all__ = [
     "RequestState",
     "TurnRecord",
     "WrittenResponse",
+    "group_seed",
     "request_seed",
 ]
 
@@ -92,6 +94,12 @@ class PromptGroup(msgspec.Struct, frozen=True):
     def seed_of(self, index: int) -> int:
         """Return the seed with which the tokens of response ``index`` are drawn."""
         return self.seeds[index] if self.seeds else request_seed(self.seed, index)
+
+
+def group_seed(run_seed: int, iteration: int, group_id: str) -> int:
+    """Return the 63-bit seed of a group; another run's seed or another iteration changes every group's."""
+    digest = hashlib.blake2b(f"{run_seed}:{iteration}:{group_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def request_seed(group_seed: int, index: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from seer_host.tables import nearest
 
 from seer_core.errors import SHOWN, ConfigError, PromptError, SeerError, printable, quote
 from seer_core.model import MOST_RESPONSES, PromptGroup, Sampling
+from seer_core.model.requests import group_seed
 from seer_core.plugins.config_types import Positive
 from seer_core.ports.engine import ModelInfo, Tokenizer
 from seer_session.group_checks import MOST_SEED, problem_of
@@ -32,7 +32,6 @@ __all__ = [
     "PromptRecord",
     "PromptsFile",
     "check_record",
-    "group_seed",
     "make_groups",
     "read_prompts",
 ]
@@ -400,9 +399,3 @@ def _require_short(text: str, tokenizer: Tokenizer, most: int) -> None:
             f"the prompt has {len(text):,} characters, and the first {size:,} are more than the {most:,}"
             " tokens that the model takes"
         )
-
-
-def group_seed(run_seed: int, iteration: int, group_id: str) -> int:
-    """Return the 63-bit seed of a group; another run's seed or another iteration changes every group's."""
-    digest = hashlib.blake2b(f"{run_seed}:{iteration}:{group_id}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1

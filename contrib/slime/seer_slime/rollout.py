@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from seer_host.off_switch import is_off
 from seer_host.routed_experts import routed_experts
-from seer_session.prompts import group_seed
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.filter_hub.base_types import (
     MetricGatherer,
@@ -31,7 +30,7 @@ from slime.utils.types import Sample
 
 from seer_core import Sampling
 from seer_core.errors import ConfigError, EngineError, SeerError
-from seer_core.model.requests import request_seed
+from seer_core.model.requests import group_seed, request_seed
 from seer_slime.canary import ClientCanary, canary_limits
 from seer_slime.engines import Engines, check, router_of, seed_of_run
 from seer_slime.fallback import Fallback, Unfinished, WatchedRollout, go_on, limits_of
