@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +152,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
         """Whether the workers are other processes, with which blocks are shared."""
         self.saves = True
         """False after a step with log-probs that are not finite, whose KV is no better."""
+        self._is_planning = False
         self._kv = kv_cache_config
         self.requests = PooledRequests(FailsafeStore(None), self.block_bytes)
         """Without a store, which ``attach`` gives, everything is a miss."""
@@ -366,7 +368,17 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
         """Save the blocks of a request that is about to lose them, while a step is being planned."""
         assert self._kv_cache_manager is not None
         tables = self._kv_cache_manager.get_block_ids(request.request_id)
-        self._save_for(request, tables, self._places.pop(request.request_id, None), planning=True)
+        with self.planning():
+            self._save_for(request, tables, self._places.pop(request.request_id, None))
+
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """Save nothing meanwhile that the step being planned may have yet to fill."""
+        self._is_planning = True
+        try:
+            yield
+        finally:
+            self._is_planning = False
 
     def _plan_staged(self, scheduled: Iterable[str]) -> list[int]:
         """Return full blocks of running chunks that are not saved yet, if they are many; remember their keys.
@@ -425,16 +437,9 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
             written += self._block_keys(request, group, range(prompt, end))
         return of_prompt, written
 
-    def _save_for(
-        self,
-        request: Request,
-        tables: Sequence[Sequence[int]],
-        left: KvPlace | None,
-        *,
-        planning: bool = False,
-    ) -> None:
+    def _save_for(self, request: Request, tables: Sequence[Sequence[int]], left: KvPlace | None) -> None:
         """Save a request that goes on elsewhere or later, and drop the place that it has ``left`` behind."""
-        saved, job = self._save(request, tables, planning=planning), self._job(request)
+        saved, job = self._save(request, tables), self._job(request)
         if left is not None and "group" in job and saved > left.tokens:
             self._drop_place(request, left.tokens, saved, job["prompt_tokens"])
 
@@ -452,7 +457,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
                 dropped += self._block_keys(request, group, behind)
         self.requests.drop(dropped)
 
-    def _save(self, request: Request, tables: Sequence[Sequence[int]], *, planning: bool = False) -> int:
+    def _save(self, request: Request, tables: Sequence[Sequence[int]]) -> int:
         """Put what the store lacks; return after how many tokens the request can go on by it."""
         self.put_staged()  # or the workers would copy these into the place of those
         if not self.saves:
@@ -463,7 +468,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
         keys, rows = self._block_keys(request, first, blocks), self._rows(tables, first, blocks)
         place = computed
         if self.groups.others:
-            place, found = self._last_place(request, tables, computed, planning)
+            place, found = self._last_place(request, tables, computed)
             keys += [key for key, _ in found]
             rows += [row for _, row in found]
 
@@ -475,14 +480,14 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
         return place
 
     def _last_place(
-        self, request: Request, tables: Sequence[Sequence[int]], computed: int, planning: bool
+        self, request: Request, tables: Sequence[Sequence[int]], computed: int
     ) -> tuple[int, list[tuple[bytes, int]]]:
         """Return the last place whose blocks are here, and keys and rows of those of the other groups."""
         for tokens in self.groups.rests(computed, 0):
             found: list[tuple[bytes, int]] = []
             for group in self.groups.others:
                 needed = group.needed(tokens)
-                rows = [self._row_here(request, tables, group, block, planning) for block in needed]
+                rows = [self._row_here(request, tables, group, block) for block in needed]
                 found += [
                     (key, row)
                     for key, row in zip(self._block_keys(request, group, needed), rows, strict=True)
@@ -495,7 +500,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
         return 0, []
 
     def _row_here(
-        self, request: Request, tables: Sequence[Sequence[int]], group: KvGroup, block: int, planning: bool
+        self, request: Request, tables: Sequence[Sequence[int]], group: KvGroup, block: int
     ) -> int | None:
         """Return the row of a full block that the request has, or has given up to vLLM's cache."""
         number = 0 if group.recurrent else tables[group.number][block]  # a table's last state goes on
@@ -504,7 +509,9 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
             each = group.block_tokens // self.groups.hash_tokens
             key = request.block_hashes[(block + 1) * each - 1]
             cached = self._kv_cache_manager.block_pool.get_cached_block(key, [group.number])
-            if cached is None or (planning and not is_computed(cached[0], tables[group.number])):
+            if cached is None:
+                return None
+            if self._is_planning and not is_computed(cached[0], tables[group.number]):
                 return None
             number = cached[0].block_id
         return self._rows([[number]] * len(tables), group, [0])[0]

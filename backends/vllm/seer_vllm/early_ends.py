@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+
+from seer_vllm.connector import StoreConnector
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -21,9 +24,11 @@ class EarlyEnds:
         self._ended: list[tuple[Request, dict[str, Any] | None]] = []
 
     def end(self, scheduler: Scheduler, request: Request) -> None:
-        """End a request that has left the running ones; its KV goes to the pool."""
+        """End a request that a step being planned has no room for; its KV goes to the pool."""
         request.status = self._status
-        parameters, _ = scheduler._free_request(request)
+        connector = scheduler.connector
+        with connector.planning() if isinstance(connector, StoreConnector) else nullcontext():
+            parameters, _ = scheduler._free_request(request)
         self._ended.append((request, parameters))
 
     def report(self, outputs: dict[int, EngineCoreOutputs]) -> None:

@@ -143,9 +143,9 @@ class SeerConnector(StoreConnector):
         cost = ServedCost(stats.pool_tokens, steps, stats.drafted_at, stats.accepted_at)
         return delayed, {"seer": structs.asdict(cost)}
 
-    def _save(self, request: Request, tables: Sequence[Sequence[int]], *, planning: bool = False) -> int:
+    def _save(self, request: Request, tables: Sequence[Sequence[int]]) -> int:
         """See ``StoreConnector``; a request that shares nothing has no keys."""
-        return super()._save(request, tables, planning=planning) if self._keys(request) else 0
+        return super()._save(request, tables) if self._keys(request) else 0
 
     def _job(self, request: Request) -> dict[str, Any]:
         params = request.sampling_params

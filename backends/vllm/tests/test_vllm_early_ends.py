@@ -1,0 +1,87 @@
+"""Chunks that end where KV runs short, while a step is being planned: what of their KV is saved."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.installed import skip_without
+
+HASHES = [bytes([number]) * 32 for number in range(4)]
+BLOCK = 16
+
+
+@pytest.fixture(scope="module")
+def parts():
+    """The parts of vLLM and of the backend that a chunk passes at its end."""
+    skip_without("vllm")
+    from seer_vllm import connector, early_ends, kv_groups
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.request import RequestStatus
+
+    return SimpleNamespace(
+        connector=connector.StoreConnector,
+        ends=early_ends.EarlyEnds,
+        groups=kv_groups,
+        pool=BlockPool,
+        status=RequestStatus,
+    )
+
+
+@pytest.fixture
+def connected(parts) -> Iterator[SimpleNamespace]:
+    """A connector of a model with a recurrent group, the pool of vLLM's blocks, and what has been saved."""
+    from seer_worker.process.pooling import PooledRequests
+    from seer_worker.process.stores import FailsafeStore
+
+    groups, saved = parts.groups, []
+    connector = object.__new__(parts.connector)
+    first, state = groups.KvGroup(0, BLOCK), groups.KvGroup(1, BLOCK, 1, recurrent=True)
+    connector.groups = groups.KvGroups(first, (state,), BLOCK)
+    connector.requests = PooledRequests(FailsafeStore(None), 64)
+    connector.requests.save = lambda keys, read: saved.append(list(keys))
+    connector.saves, connector._is_planning = True, False
+    connector._kv = SimpleNamespace(num_blocks=16)
+    connector._running, connector._cached_tokens = {}, {}
+    connector._places, connector._staged_keys = {}, []
+    pool = parts.pool(16, enable_caching=True, hash_block_size=BLOCK)
+    connector._kv_cache_manager = SimpleNamespace(block_pool=pool)
+    yield SimpleNamespace(connector=connector, pool=pool, saved=saved, state=state)
+    connector.requests.close()
+
+
+def request_of(parts, name):
+    """Return a request of two full blocks, which is to go on elsewhere."""
+    job = {"group": "g", "prompt_tokens": 2 * BLOCK, "last": False, "trajectory": None, "turns": False}
+    return SimpleNamespace(
+        request_id=name,
+        client_index=0,
+        block_hashes=HASHES[:2],
+        num_computed_tokens=2 * BLOCK,
+        num_tokens=2 * BLOCK + 1,
+        num_output_tokens=1,
+        sampling_params=SimpleNamespace(extra_args=job, max_tokens=8),
+        status=parts.status.RUNNING,
+        get_finished_reason=lambda: None,
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
+@pytest.mark.parametrize("holder", ["another request", "none"])
+def test_a_state_that_the_step_being_planned_may_have_yet_to_fill_is_not_saved(parts, connected, holder):
+    from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+
+    own = connected.pool.get_new_blocks(2)
+    [state] = connected.pool.get_new_blocks(1)
+    connected.pool.cached_block_hash_to_block.insert(make_block_hash_with_group_id(HASHES[1], 1), state)
+    if holder == "none":
+        connected.pool.free_blocks([state])
+    tables = [block.block_id for block in own], [0, 0]
+
+    def free(request):
+        return connected.connector.request_finished_all_groups(request, tables)[1], None
+
+    scheduler = SimpleNamespace(connector=connected.connector, _free_request=free)
+    parts.ends(parts.status.FINISHED_LENGTH_CAPPED).end(scheduler, request_of(parts, "ended"))
+    [key] = connected.connector.groups.keys(HASHES, connected.state, [1])
+    assert connected.saved == [[*HASHES[:2], *([key] if holder == "none" else [])]]
