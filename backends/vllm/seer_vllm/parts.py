@@ -56,11 +56,16 @@ def parts_of(config: VllmConfig, specs: Sequence[KVCacheSpec]) -> KvParts:
 
 
 def _dtype(config: VllmConfig, specs: Sequence[KVCacheSpec]) -> str:
-    """Return the dtypes of KV; to vLLM's specs all formats of eight bits are the same bytes."""
+    """Return the dtypes of KV, and whether blocks have experts beside it.
+
+    To vLLM's specs all formats of eight bits are the same bytes.
+    """
     cache = config.cache_config
     kinds = [each for spec in specs for each in getattr(spec, "kv_cache_specs", {"": spec}).values()]
     dtypes = {dtype for each in kinds for dtype in getattr(each, "dtypes", None) or [each.dtype]}
     names = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
     if cache.cache_dtype != "auto":
         names = [cache.cache_dtype, *names, *cache.kv_cache_dtype_skip_layers]
+    if config.aux_output_config.enabled:
+        names.append("experts")
     return "-".join(names)

@@ -68,11 +68,14 @@ import torch
 from seer_vllm.parts import parts_of
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
-def kind(cache_dtype, dtype, ranks=1, skipped=(), state=None):
+def kind(cache_dtype, dtype, ranks=1, skipped=(), state=None, experts=False):
     model = SimpleNamespace(use_mla=False, get_total_num_kv_heads=lambda: 2)
     cache = SimpleNamespace(cache_dtype=cache_dtype, kv_cache_dtype_skip_layers=[*skipped])
     config = SimpleNamespace(
-        model_config=model, cache_config=cache, parallel_config=SimpleNamespace(tensor_parallel_size=ranks)
+        model_config=model,
+        cache_config=cache,
+        parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
+        aux_output_config=SimpleNamespace(enabled=experts),
     )
     specs = [FullAttentionSpec(block_size=32, num_kv_heads=2 // ranks, head_size=32, dtype=dtype)]
     if state is not None:
@@ -87,11 +90,12 @@ print(json.dumps([
     kind("fp8_e4m3", eight),
     kind("fp8_e5m2", eight),
     kind("fp8_e5m2", eight, skipped=["0"]),
+    kind("auto", torch.bfloat16, experts=True),
 ]))
 """
 
 
-def test_formats_of_eight_bits_that_are_alike_in_size_are_kinds_of_their_own(make_fleet, model, run_in_fork):
+def test_formats_of_eight_bits_and_blocks_with_experts_are_kinds_of_their_own(make_fleet, model, run_in_fork):
     [*_, last] = run_in_fork(make_fleet(model).engines[0], KINDS)
     assert json.loads(last) == [
         "vllm-bfloat16",
@@ -100,4 +104,5 @@ def test_formats_of_eight_bits_that_are_alike_in_size_are_kinds_of_their_own(mak
         "vllm-fp8_e4m3-uint8",
         "vllm-fp8_e5m2-uint8",
         "vllm-fp8_e5m2-uint8-0",
+        "vllm-bfloat16-experts",
     ]
