@@ -72,11 +72,6 @@ def _reserves_part(instance: InstanceStatus) -> bool:
     return instance.info.ends_early or instance.info.overcommits
 
 
-def _halvings(pace: MeasuredPace) -> int:
-    """Return by how many powers of two an instance is slower than others."""
-    return round(log2(pace.slowness))
-
-
 @attrs.define(eq=False)
 class RankedInstance:
     """An instance, the heap of those of its domain and its speed, and the key under which it is there.
@@ -226,8 +221,8 @@ class KvAware(Placer):
     def pace_changed(self, instance: InstanceStatus) -> None:
         """Take in an instance's pace."""
         ranked = self._instances[instance.seq]
-        halvings = _halvings(ranked.pace)
-        if halvings != ranked.halvings and self.speed_weight:
+        halvings = self._halvings_of(ranked.pace)
+        if halvings != ranked.halvings:
             ranked.halvings = halvings
             self._leave_heap(ranked)
             self._join_heap(ranked)
@@ -381,6 +376,10 @@ class KvAware(Placer):
         """Return the pace of an instance of which nothing is known."""
         return self._meter.newcomer(ranked.pace for ranked in self._instances.values())
 
+    def _halvings_of(self, pace: MeasuredPace) -> int:
+        """Return by how many powers of two an instance is slower than others, if that counts."""
+        return round(log2(pace.slowness)) if self.speed_weight else 0
+
     def _halvings(self, instance: InstanceStatus) -> int:
         return self._instances[instance.seq].halvings
 
@@ -420,7 +419,7 @@ class KvAware(Placer):
         self._by_id[instance.id] = instance
         self._meter.fleet_changed(len(self._instances) + 1)
         pace = self._newcomer()
-        ranked = RankedInstance(instance, [], pace, _halvings(pace))
+        ranked = RankedInstance(instance, [], pace, self._halvings_of(pace))
         self._instances[instance.seq] = ranked
         self._join_heap(ranked)
         self._note_servers()

@@ -142,3 +142,16 @@ def test_an_instance_that_starts_beside_a_fast_one_works_from_its_first_second()
         placer.instance_changed(placement.instance)
         chosen.append(placement.instance.id)
     assert chosen == ["fast", "newcomer"] * 2
+
+
+def test_without_a_weight_for_speed_an_instance_that_starts_beside_a_fast_one_is_in_its_heap():
+    placer, instances = KvAware(0.25, 0.75, speed_weight=0.0), []
+    for number, name in enumerate(("fast", "newcomer")):
+        instances.append(InstanceStatus(InstanceInfo(name, KV, 32, 32, 1024), number))
+        placer.instance_changed(instances[-1])
+        if name == "fast":
+            pace = placer.pace_of(instances[0])
+            pace.apart, pace.slowness = -log(2), 0.5
+            placer.pace_changed(instances[0])
+    assert [placer.speed(None, each, None) for each in instances] == [0, 0]
+    assert len(placer._heaps) == 1
