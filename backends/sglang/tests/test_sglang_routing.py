@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from seer_host.config_files import load_config
 from seer_host.routed_experts import routed_experts
+from seer_journal import DiskJournal
 from seer_session.assembly import assemble
 from seer_session.runtime import Runtime
 from seer_testing.families import VOCABULARY, write_family
 
 from backends.tests.families import TOKENIZER
+from seer_core.model.events import ChunkFinished
 from seer_core.scheduling.scheduler import Slot
 
 pytestmark = pytest.mark.engine
@@ -72,15 +74,27 @@ class Alternate:
         return others[0] if others else None
 
 
+class Death:
+    """An observer that takes a rollout's journal away with a chunk, as the death of the process does."""
+
+    def __init__(self, chunks):
+        self.chunks, self.rollout = chunks, None
+
+    def observe(self, now, event, commands):
+        self.chunks -= isinstance(event, ChunkFinished)
+        if not self.chunks:
+            self.rollout.journal = None
+
+
 @pytest.fixture
 def roll(model, records, tmp_path):
     """Return a function that rolls out in one way; it returns texts and experts by request, and the summary.
 
     With ``kills`` the process of the first instance is killed once a response is over; with ``moves`` each
-    chunk moves.
+    chunk moves.  A ``journal`` that ``dies`` with a chunk is taken away with it.
     """
 
-    def roll(plugins, kv_pool="none", more="", *, kills=False, moves=False):
+    def roll(plugins, kv_pool="none", more="", *, kills=False, moves=False, journal=None, dies=0):
         path = tmp_path / "rollout.toml"
         names = ", ".join(f'"{name}"' for name in plugins)
         path.write_text(SETTINGS.format(plugins=names, kv_pool=kv_pool, model=model, more=more))
@@ -91,11 +105,15 @@ def roll(model, records, tmp_path):
             policies = attrs.evolve(policies, placer=Slot("placer", "alternate", Alternate()))
             strategies = attrs.evolve(assembly.strategies, policies=policies)
             assembly = attrs.evolve(assembly, strategies=strategies)
-        texts, experts = {}, {}
+        texts, experts, death = {}, {}, Death(dies)
+        if dies:
+            observers = (*assembly.strategies.observers, Slot("observer", "death", death))
+            strategies = attrs.evolve(assembly.strategies, observers=observers)
+            assembly = attrs.evolve(assembly, strategies=strategies)
 
         async def play():
             async with Runtime(assembly, config.seer, config.rollout) as runtime:
-                rollout = runtime.rollout(runtime.groups(records))
+                rollout = death.rollout = runtime.rollout(runtime.groups(records), journal=journal)
                 async for completion in rollout:
                     if kills and not texts:
                         os.kill(runtime._fleet.engines["sglang-0"].worker.pid, signal.SIGKILL)
@@ -127,7 +145,9 @@ def chosen(model):
     return chosen
 
 
-def test_each_position_has_the_experts_that_the_model_chooses_however_a_rollout_is_divided(roll, chosen):
+def test_each_position_has_the_experts_that_the_model_chooses_however_a_rollout_is_divided(
+    roll, chosen, tmp_path
+):
     texts, whole, _ = roll(["group_round_robin"])
     assert len(texts) == 12
     for name, text in texts.items():
@@ -145,6 +165,13 @@ def test_each_position_has_the_experts_that_the_model_chooses_however_a_rollout_
         assert (summary.pool_tokens > 0) == (kv_pool == "local")
         assert (summary.accepted_tokens > 0) == ("grouped_spec" in plugins)
         assert (summary.instances_lost > 0) == (how == "kills")
+    with DiskJournal(tmp_path / "journal") as journal:
+        roll(["divided_rollout"], "none", DIVIDED, journal=journal, dies=30)
+    with DiskJournal(tmp_path / "journal") as journal:
+        found, experts, summary = roll(["divided_rollout"], "none", DIVIDED, journal=journal)
+    assert summary.resumed_tokens > 0
+    assert found == texts
+    assert all((positions == whole[name]).all() for name, positions in experts.items())
 
 
 TRAINED = """
