@@ -1,7 +1,7 @@
 """Servers of vLLM's scheduler on an emulated accelerator, behind the HTTP dialect, on a virtual clock.
 
-The requests and answers are those of ``seer_remote``, as JSON, but for the sockets: a request takes
-``LATENCY_S`` on its way, and no time passes on the clock while the driver works.
+The requests and answers are those of ``seer_remote``, as JSON, but for the sockets: a request takes an arm's
+``latency_s`` on its way, and no time passes on the clock while the driver works.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ LATENCY_S = 5e-3
 class PacedServer(Connection):
     """A server without sockets: what is sent to it is queued in an emulated engine."""
 
-    def __init__(self, engine: VirtualEngine, clock: VirtualClock) -> None:
+    def __init__(self, engine: VirtualEngine, clock: VirtualClock, latency_s: float) -> None:
         super().__init__(f"http://{engine.id}")
-        self.engine, self.clock = engine, clock
+        self.engine, self.clock, self.latency_s = engine, clock, latency_s
         self.jobs: dict[str, ChunkJob] = {}
         """The chunks on their way: the engine's script goes by more than a request has."""
         self.answers: dict[str, asyncio.Future[ChunkOutput | str]] = {}
@@ -75,7 +75,7 @@ class PacedServer(Connection):
             max_tokens=request["sampling_params"]["max_tokens"],
             may_end_early=ENDS_EARLY in (request["sampling_params"].get("extra_args") or {}),
         )
-        self.clock.call_at(self.clock.now() + LATENCY_S, lambda: self.engine.submit(sent))
+        self.clock.call_at(self.clock.now() + self.latency_s, lambda: self.engine.submit(sent))
         self.holds.pop(job.id)()
         output = await future
         if isinstance(output, str):
@@ -194,7 +194,7 @@ class PacedRemote(RemoteInstance):
             own.max_running,
             own.shares_prompts,
         )
-        self._figures = ServerFigures(own.prefill_s_per_token, own.step_s, LATENCY_S + own.step_s)
+        self._figures = ServerFigures(own.prefill_s_per_token, own.step_s, self.server.latency_s + own.step_s)
         self._fetch_s = own.fetch_s_per_token if self._shares else None
         self.driver = DriverSink(sink, self.server)
         self._sink = cast("InstanceSink", self.driver)
@@ -207,7 +207,8 @@ class PacedRemote(RemoteInstance):
 
     def end_chunk(self, job_id: str) -> None:
         """Have the server end a chunk with what it has, as it is asked over HTTP."""
-        self.server.clock.call_at(self.server.clock.now() + LATENCY_S, lambda: self.server.end(job_id))
+        server = self.server
+        server.clock.call_at(server.clock.now() + server.latency_s, lambda: server.end(job_id))
 
     def submit(self, job: ChunkJob) -> None:
         """Send a chunk; the clock waits until the server has it."""
@@ -253,13 +254,16 @@ class RemoteArm(NamedTuple):
     """Whether Seer's package in the servers ends chunks where KV runs short."""
     whole: bool = False
     """Whether whole chunks are reserved on servers."""
+    latency_s: float = LATENCY_S
 
 
 def behind_http(fleet: EngineFleet, arm: RemoteArm) -> EngineFleet:
     """Return a fleet of emulated instances as one of servers."""
     clock = cast("VirtualClock", fleet.clock)
     engines = [
-        PacedRemote(PacedServer(cast("VirtualEngine", each), clock), arm, fleet.model.vocab_size)
+        PacedRemote(
+            PacedServer(cast("VirtualEngine", each), clock, arm.latency_s), arm, fleet.model.vocab_size
+        )
         for each in fleet.engines
     ]
     return cast("EngineFleet", attrs.evolve(cast("Any", fleet), engines=engines))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -22,14 +23,18 @@ from seer_lab.shadow_replay import ServerLimits, StepCosts, fit_costs, replayed_
 from seer_lab.simulate import simulate
 from seer_lab.workloads import Workload
 
-__all__ = ["ShadowStep", "read_watched", "shadow"]
+__all__ = ["REQUEST_S", "ShadowStep", "read_watched", "shadow"]
 
 POLICY = PolicySet("seer", ("divided_rollout", "length_posterior"), shares_kv=False)
 PEAK = 1e12
 """Of simulated machines, whose constants are folded into the fitted ones."""
 BLOCK = 16
-REQUEST_S = 5e-3
-"""Taken for a request on its way to a server, and for its answer."""
+REQUEST_S = (3e-3, 4e-3, 5e-3, 6e-3, 7e-3)
+"""Taken for a request on its way to a server, and for its answer: by one simulation after the other.
+
+A schedule turns on which of two nearly equal events is first, and its time with it by some percent.  So one
+simulation is one draw, and the mean of several is the prediction.
+"""
 ENOUGH = 1 << 40
 """Tokens of KV where they are not given."""
 
@@ -43,7 +48,9 @@ class ShadowStep(msgspec.Struct, frozen=True):
     replayed_s: float
     """Predicted for what the other scheduler did, with the costs of earlier steps."""
     seer_s: float
-    """Predicted for Seer, in proportion to what was measured."""
+    """Predicted for Seer, in proportion to what was measured: the mean of several simulations."""
+    seer_range_s: tuple[float, float]
+    """The least and the most that one of these says."""
     own_costs: bool
     """Whether costs are the step's own, as of the first one: then the replay is no prediction."""
 
@@ -100,14 +107,16 @@ def shadow(
         measured = max(each.ended_s for each in requests) - min(each.began_s for each in requests)
         again = replayed_s(requests, costs, limits)
         count = servers or len({each.server for each in requests})
-        seer = _simulated_s(requests, costs, count, limits)
+        scale = measured / again
+        seer = [scale * each for each in _simulated_s(requests, costs, count, limits)]
         found.append(
             ShadowStep(
                 requests[0].step,
                 len(requests),
                 measured,
                 again,
-                seer * measured / again,
+                fmean(seer),
+                (min(seer), max(seer)),
                 own_costs=not before,
             )
         )
@@ -117,8 +126,8 @@ def shadow(
 
 def _simulated_s(
     requests: Sequence[WatchedRequest], costs: StepCosts, servers: int, limits: ServerLimits
-) -> float:
-    """Return how long Seer's policy takes for requests that are all there at the beginning."""
+) -> list[float]:
+    """Return how long Seer's policy takes for requests that are all there at the beginning, several times."""
     groups: dict[str, list[WatchedRequest]] = {}
     for each in requests:
         groups.setdefault(each.group, []).append(each)
@@ -135,7 +144,6 @@ def _simulated_s(
         "block_tokens": BLOCK,
         "max_running": limits.max_running,
         "max_model_tokens": most,
-        "request_s": REQUEST_S,
         "cost": {
             "overhead_s": costs.step_s,
             "weight_bytes": 1.0,
@@ -153,5 +161,9 @@ def _simulated_s(
             "request_s": max(0.0, costs.request_s - costs.prompt_s),
         },
     }
-    tables = {"seer": {"engine": "sim", "kv_pool": "none"}, "engine": {"sim": engine}}
-    return simulate(Workload("shadow", [lengths], tables), POLICY).summary.total_time_s
+    seer = {"engine": "sim", "kv_pool": "none"}
+    loads = (
+        Workload("shadow", [lengths], {"seer": seer, "engine": {"sim": {**engine, "request_s": request_s}}})
+        for request_s in REQUEST_S
+    )
+    return [simulate(load, POLICY).summary.total_time_s for load in loads]

@@ -11,7 +11,7 @@ from seer_cli.common import main_options
 from seer_cli.output import InputPath, check_writable, write_json
 from seer_cli.tables import print_table, table_console
 
-from seer_lab.shadow import ShadowStep, read_watched, shadow
+from seer_lab.shadow import REQUEST_S, ShadowStep, read_watched, shadow
 
 __all__ = ["shadow_command"]
 
@@ -63,11 +63,12 @@ def _print(found: list[ShadowStep]) -> None:
             f"{each.measured_s:,.1f}",
             f"{each.replayed_s:,.1f}",
             error,
-            f"{each.seer_s:,.1f}",
+            "{:,.1f} [{:,.1f}, {:,.1f}]".format(each.seer_s, *each.seer_range_s),
             f"{each.saved:.0%}",
         )
     print_table(table, keys=1)
     table_console().print(
-        "replayed: predicted for what was done, with the costs of the steps before; a saving that is no"
-        " larger than the error says nothing"
+        "replayed: predicted for what was done, with the costs of the steps before; under Seer: the mean of"
+        f" {len(REQUEST_S)} simulations, with the least and the most; a saving that is no larger than the"
+        " error says nothing"
     )

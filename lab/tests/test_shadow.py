@@ -101,6 +101,8 @@ def test_later_steps_are_predicted_by_the_costs_of_earlier_ones():
     assert not second.own_costs
     assert abs(second.error) < 0.05
     assert second.seer_s < second.measured_s
+    least_s, most_s = second.seer_range_s
+    assert least_s <= second.seer_s <= most_s
 
 
 @pytest.mark.parametrize(
