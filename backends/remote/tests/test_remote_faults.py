@@ -165,6 +165,33 @@ def test_a_returning_server_is_compared_with_those_in_use_once_it_has_their_weig
     assert {length for _, _, length in asyncio.run(play())} == {8}
 
 
+@pytest.mark.parametrize(
+    ("servers", "require"),
+    [
+        ([{}], "exact"),
+        ([{}, {}], "exact"),
+        ([{"noise": "free"}] * 2, "distributed"),
+        ([{}, {"device": 1}], "reproducible"),
+    ],
+    ids=["one alone", "two alike", "two that heed no seed", "two that draw differently"],
+)
+def test_new_weights_are_no_reason_for_another_test_where_no_server_can_be_compared(
+    fake, fleet_of, servers, require
+):
+    fakes = [fake(**each) for each in servers]
+
+    async def play():
+        async with runtime_of(fleet_of(*fakes, require=require)) as runtime:
+            before = [len(second_parts(each)) for each in fakes]
+            for _ in range(2):
+                await runtime.weights_changed()
+            return before, [len(second_parts(each)) for each in fakes]
+
+    before, after = asyncio.run(play())
+    assert min(before) > 0
+    assert after == before
+
+
 def test_a_server_that_joins_is_compared_with_one_that_has_joined(fake, fleet_of, tmp_path):
     one, two, three = fake(), fake(), fake(device=1)
     file = tmp_path / "servers"
