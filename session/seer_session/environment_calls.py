@@ -22,8 +22,9 @@ from seer_host.images import PlacedImages
 from seer_host.tables import TurnsTable
 from seer_host.threads import in_thread
 
+from seer_core import errors
 from seer_core.error_origin import describe_error, is_ctrl_c, is_sentence, one_line, shown
-from seer_core.errors import EngineError, PromptError, SeerError
+from seer_core.errors import EngineError, PromptError, SeerError, name_of
 from seer_core.ports.contracts import implemented
 from seer_core.ports.engine import Clock, HeldClock, ModelInfo, Tokenizer
 from seer_core.ports.extension import HeldResponses
@@ -48,8 +49,12 @@ class _Raised(Exception):
     """A plain method of the environment raised what its text describes."""
 
 
-PLAIN_ERRORS = (
+OWN_ERRORS = (
     _Raised,
+    *(each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, SeerError)),
+)
+"""Classes of Seer's, whose text is a reason as it is."""
+PLAIN_ERRORS = (
     asyncio.CancelledError,
     *(each for each in vars(builtins).values() if isinstance(each, type) and issubclass(each, BaseException)),
 )
@@ -337,7 +342,8 @@ class EnvironmentCalls:
         try:
             reason: str = await self._bounded(self._reason, error)
         except EngineError as too_many:
-            return str(too_many)
+            kind = name_of(type(error))
+            return f"its environment raised {kind}, and its text is not read: {too_many}"
         return reason
 
     def _reason(self, error: BaseException) -> str:
@@ -442,9 +448,12 @@ class EnvironmentCalls:
 
 def _has_plain_text(error: BaseException) -> bool:
     """Return whether the text of an error is that of its arguments, and so cannot hang."""
-    if not any(type(error) is each for each in PLAIN_ERRORS):
+    if any(type(error) is each for each in PLAIN_ERRORS):
+        if error.__cause__ is not None:
+            return False
+    elif not any(type(error) is each for each in OWN_ERRORS):
         return False
-    return error.__cause__ is None and all(type(each) is str for each in error.args)
+    return all(type(each) is str for each in error.args)
 
 
 def _cancel_work(call: _Call) -> None:

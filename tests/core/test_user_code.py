@@ -286,8 +286,8 @@ KINDS = [AsyncStep, PlainStep, AwaitableStep, GeneratorStep, AsyncReset, PlainRe
 OF_LIBRARIES = [TaskStep, GroupStep, ThreadedStep]
 
 
-def calls_of(environment, outcomes, tokenizer=None, timeout_s=60.0):
-    settings = TurnsTable(timeout_s=timeout_s, at_once=200)
+def calls_of(environment, outcomes, tokenizer=None, timeout_s=60.0, at_once=200):
+    settings = TurnsTable(timeout_s=timeout_s, at_once=at_once)
     return EnvironmentCalls(environment, settings, RealClock(), ModelInfo(200, 1000), tokenizer, outcomes)
 
 
@@ -441,6 +441,49 @@ def test_a_text_that_never_comes_ends_its_response_and_its_close_by_their_limit(
     over.set()
     assert "took more than 0.2 s for a turn" in outcomes.failures["hangs"]
     assert "took more than 0.2 s for a turn" in logs[-1]["reason"]
+
+
+class Lost(Exception):
+    """An error of a library, whose text is code of its own."""
+
+    def __str__(self):
+        return "no network"
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda: EnvironmentAnswer(token_ids=()), "its environment answered no token"),
+        (lambda: raise_error(ValueError("no network")), "ValueError: no network"),
+        (lambda: raise_error(Lost()), "its environment raised Lost, and its text is not read: 2 calls of"),
+    ],
+    ids=["Seer's own", "Python's own", "another"],
+)
+def test_methods_that_hang_take_no_reason_from_another_response(act, words):
+    class HangingReset(AsyncStep):
+        def reset(self, trajectory, turns):
+            if trajectory.request_id.startswith("hangs"):
+                over.wait(PATIENCE_S)
+
+    over, answers = threading.Event(), [lambda: EnvironmentAnswer(token_ids=(5,)), act]
+
+    async def story():
+        outcomes = Outcomes()
+        calls = calls_of(HangingReset(lambda _: answers.pop(0)()), outcomes, timeout_s=0.2, at_once=1)
+        for name in ("other", "hangs", "hangs too"):
+            calls.ask(question(name))
+        await aeventually(lambda: len(outcomes.at_s) == 3)
+        calls.ask(question("other"))
+        await aeventually(lambda: "other" in outcomes.failures)
+        over.set()
+        calls.stop()
+        return outcomes
+
+    assert words in asyncio.run(asyncio.wait_for(story(), PATIENCE_S)).failures["other"]
+
+
+def raise_error(error):
+    raise error
 
 
 class Refusing:
