@@ -41,3 +41,14 @@ def test_the_numbers_of_the_page_are_those_of_its_lists(walks, listed):
 def test_the_page_lists_what_a_simulated_rollout_and_update_pass():
     done = subprocess.run([sys.executable, SCRIPT, "sim", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_walk_of_which_nothing_was_seen_is_a_difference(walks, listed):
+    """As where a function that begins it has another name by now."""
+    nothing = {walk: {} for walk in walks.WALKS}
+    assert walks.differences("sim", nothing, listed) == [
+        "prompt: nothing was seen of it; do the functions that begin it have other names?",
+        "weights: nothing was seen of it; do the functions that begin it have other names?",
+    ]
+    assert len(walks.differences("vllm", nothing, listed)) == 3
+    assert walks.differences("vllm", {"draft": {}}, listed)[0].startswith("draft: nothing was seen of it")
