@@ -13,13 +13,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from seer_cli.report.reading import RunReader
 from seer_divided_rollout.splitter import Chunks
+from structlog.testing import capture_logs
 
 from seer_core.errors import ConfigError, EngineError, SeerError
 from tests.support.eventually import aeventually
 
 sys.path[:0] = [str(Path(__file__).parent / "verl"), str(Path(__file__).parent / "verl/tests")]
 
+from seer_verl import step_reports  # noqa: E402
 from seer_verl.merging import merged_experts, merged_output  # noqa: E402
 from seer_verl.sampling import CONTROLS, record_fields  # noqa: E402
 from seer_verl.scheduler import RowJob, RowScheduler, config_of  # noqa: E402
@@ -324,6 +327,33 @@ def test_a_page_that_cannot_be_written_costs_no_step(config, tmp_path):
             return await step(scheduler, all_jobs())
 
     assert len(asyncio.run(play())) == 6
+
+
+def test_a_step_of_which_an_event_cannot_be_read_has_no_page_and_the_next_one_has(
+    config, tmp_path, monkeypatch
+):
+    folder, read, calls = tmp_path / "reports", RunReader.read, []
+
+    def breaking(self, record):
+        calls.append(1)
+        if len(calls) == 10:  # beside the loop, before the step's end
+            raise RuntimeError("unread")
+        read(self, record)
+
+    monkeypatch.setattr(step_reports, "AT_ONCE", 4)
+    monkeypatch.setattr(RunReader, "read", breaking)
+
+    async def play():
+        async with scheduling([StandInServer()], config, report=str(folder)) as scheduler:
+            for prefix in ("1", "2"):
+                groups = [(f"{prefix}-{number}", n) for number, (_, n) in enumerate(GROUPS)]
+                jobs = [job(name, i, batch=prefix) for name, n in groups for i in range(n)]
+                await step(scheduler, jobs, groups, batch=prefix)
+
+    with capture_logs() as logs:
+        asyncio.run(play())
+    assert [each["reason"] for each in logs if each["event"] == "no_report"] == ["unread"]
+    assert [each.name for each in folder.iterdir()] == ["step-2.html"]
 
 
 @pytest.mark.parametrize("name", ["model_config", "_submission_paused", "global_steps"])

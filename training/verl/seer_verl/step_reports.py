@@ -33,6 +33,8 @@ class StepReports(Observer):
         self._folder = Path(folder)
         self._events: list[TraceRecord] = []
         self._reader = RunReader()
+        self._flaw: Exception | None = None
+        """Why an event since the last page could not be read."""
         self._thread = ThreadPoolExecutor(1, "seer-report")
         self._names: Counter[str] = Counter()
 
@@ -67,15 +69,21 @@ class StepReports(Observer):
     # In the thread.
 
     def _reset(self) -> None:
-        self._reader = RunReader()
+        self._reader, self._flaw = RunReader(), None
 
     def _read(self, events: Sequence[TraceRecord]) -> None:
-        for each in events:
-            self._reader.read(each)
+        try:
+            for each in events:
+                self._reader.read(each)
+        except Exception as error:
+            self._flaw = error
 
     def _write(self, events: Sequence[TraceRecord], name: str, summary: Mapping[str, Any]) -> None:
         self._read(events)
         reader, self._reader = self._reader, self._reader.successor()
+        flaw, self._flaw = self._flaw, None
+        if flaw is not None:
+            raise flaw
         if reader.requests:
             self._folder.mkdir(parents=True, exist_ok=True)
             write_page(self._folder / f"{name}.html", f"Seer: {name}", [run_of(reader, name, summary)])
