@@ -3,12 +3,13 @@
 import json
 
 import pytest
-from seer_host.model_kv import kv_of
+from seer_host.model_kv import kv_of, layers_of, mixers_of, text_of
 from seer_sim.sizes import sizes_of
 from seer_testing.families import BASE, FAMILIES, config_of
 from seer_worker.kv_room import fitting_slots, slots, token_bytes
 
 from bench import render
+from seer_core.errors import ConfigError
 
 GIB = 1 << 30
 SEEN = "visual", "vision_tower"
@@ -149,3 +150,82 @@ def test_a_published_gemma_has_wider_heads_where_it_sees_everything():
     few = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 32}
     assert token_bytes(config | few, "bfloat16") == plain // 2
     assert token_bytes(config | {"global_head_dim": 32, "num_kv_shared_layers": 1}, "bfloat16") == 0
+
+
+KINDS = {"linear_attention": "mamba", "full_attention": "full", "chunked_attention": "window"}
+
+
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [
+        ("Llama4TextConfig", {"num_hidden_layers": 8}),
+        ("Llama4TextConfig", {"num_hidden_layers": 6, "no_rope_layers": [1, 0, 1, 1, 0, 1]}),
+        ("Llama4TextConfig", {"num_hidden_layers": 6, "no_rope_layer_interval": 3}),
+        ("BambaConfig", {"num_hidden_layers": 6, "attn_layer_indices": [2, 5]}),
+        ("GraniteMoeHybridConfig", {"num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2}),
+    ],
+)
+def test_layers_that_a_config_leaves_to_transformers_are_those_that_it_makes(config, settings):
+    import transformers
+
+    made = getattr(transformers, config)(**settings)
+    written = {"model_type": made.model_type, "num_attention_heads": 8, "hidden_size": 512} | settings
+    written |= {"attention_chunk_size": 8192} if "Llama" in config else {"mamba_n_heads": 8}
+    found = [layer.mixer for layer in layers_of(text_of(written))]
+    assert found == [KINDS[each] for each in made.layer_types]
+
+
+HYBRID = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [
+        ("BambaConfig", {"num_hidden_layers": 3, "attn_layer_indices": [1], "intermediate_size": 48}),
+        ("GraniteMoeHybridConfig", {"num_local_experts": 0}),
+        ("GraniteMoeHybridConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+        ("Llama4TextConfig", {"num_local_experts": 4, "interleave_moe_layer_step": 2}),
+    ],
+)
+def test_layers_have_a_dense_part_or_a_mixture_and_what_all_positions_use_beside_it(config, settings):
+    import transformers
+
+    if config.startswith("Llama"):
+        settings |= {"intermediate_size": 48, "intermediate_size_mlp": 80, "num_hidden_layers": 4}
+    if config.startswith("Granite"):
+        settings |= {"intermediate_size": 48, "shared_intermediate_size": 80, "num_hidden_layers": 3}
+        settings |= {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+    made = getattr(transformers, config)(**HYBRID | settings)
+    as_json = json.loads(made.to_json_string(use_diff=False))
+    expect_weights(sizes_of(as_json), transformers.AutoModelForCausalLM, made)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_type": "jamba", "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16},
+        {"model_type": "minimax_text_01", "attn_type_list": [0, 0, 0, 1]},
+    ],
+    ids=["Jamba", "MiniMax-Text-01"],
+)
+def test_families_whose_recurrent_layers_are_not_described_are_not_taken_for_others(settings):
+    with pytest.raises(ConfigError, match="are not described here"):
+        kv_of(CONFIG | settings)
+    assert mixers_of(CONFIG | settings) == set()
+
+
+def test_layers_of_plain_attention_are_described_also_where_a_list_of_kinds_says_so():
+    assert kv_of(CONFIG | {"attn_type_list": [1] * 4}) == kv_of(CONFIG)
+
+
+CONFIG = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256}

@@ -44,6 +44,7 @@ UNLIKE = {
     "hybrid_layer_pattern": "a pattern of layers of its own",
     "ssm_cfg": "layers of the first Mamba",
     "block_configs": "layers of unlike sizes",
+    "attn_layer_period": "layers of the first Mamba",
 }
 """Keys of families whose layers are not described here, and what these have."""
 
@@ -150,7 +151,15 @@ def layers_of(text: Mapping[str, Any]) -> list[Layer]:
         named = [PATTERN.get(letter, letter) for letter in pattern]
     if named:
         return [_layer(kind, text) for kind in named]
+    if 0 in (text.get("attn_type_list") or ()):  # MiniMax-Text-01
+        raise ConfigError("config.json has attn_type_list with 0: layers of its kind are not described here")
     count = size_of(text, "num_hidden_layers")
+    if attending := text.get("attn_layer_indices"):  # Bamba
+        return [_layer("attention" if each in attending else "mamba", text) for each in range(count)]
+    if text.get("attention_chunk_size"):  # Llama-4
+        interval = text.get("no_rope_layer_interval") or 4
+        chunked = text.get("no_rope_layers") or [(each + 1) % interval for each in range(count)]
+        return [_layer("chunked_attention" if each else "attention", text) for each in chunked]
     if every := text.get("full_attention_interval"):
         return [
             _layer("linear_attention" if (each + 1) % every else "attention", text) for each in range(count)
@@ -184,7 +193,7 @@ def _layer(kind: str, text: Mapping[str, Any]) -> Layer:
     if kind == "linear_attention":
         mixer = (
             "mamba"
-            if "mamba_num_heads" in text
+            if "mamba_num_heads" in text or "mamba_n_heads" in text
             else "delta net"
             if "linear_num_value_heads" in text
             else None

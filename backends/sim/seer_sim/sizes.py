@@ -99,8 +99,9 @@ def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
     """Return the sizes of a model by the keys that transformers gives its config.json.
 
     Dense models, mixtures with shared experts, latent attention (DeepSeek-V2, arXiv 2405.04434), sliding
-    windows, gated delta nets (Qwen3-Next), Mamba-2 in layers of its own (Nemotron-H) or beside attention
-    (Falcon-H1), and heads that differ between layers (Gemma-4).
+    windows, gated delta nets (Qwen3-Next), Mamba-2 in layers of its own (Nemotron-H, Bamba, Granite-4) or
+    beside attention (Falcon-H1), chunks of attention (Llama-4), and heads that differ between layers
+    (Gemma-4).
 
     Raises:
         ConfigError: a size is missing, or the family has layers that are not described.
@@ -118,9 +119,11 @@ def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
     experts = _first(text, ("n_routed_experts", "num_local_experts", "num_experts"), 0)
     inner = _first(text, ("intermediate_size", "ffn_dim"), 0)
     expert_inner = _first(text, ("moe_intermediate_size",), inner)
+    dense = _first(text, ("intermediate_size_mlp",), inner)  # Llama-4's
+    dense = dense if experts else _first(text, ("shared_intermediate_size",), dense)  # Granite-4's
     matrices = 2 if text.get("mlp_hidden_act") == "relu2" else 3
     latent = text.get("moe_latent_size") or hidden
-    apart = any(layer.mixer in ("mamba", "") for layer in layers)  # Nemotron-H's layers have one part each
+    apart = any(not layer.mixer for layer in layers)  # Nemotron-H's layers have one part each
     sparse = _mixtures(text, layers, apart=apart) if experts else set()
     owning = len(layers) - _first(text, ("num_kv_shared_layers",), 0)
     body = 0.0
@@ -133,7 +136,7 @@ def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
             body += hidden if text.get("shared_expert_intermediate_size") else 0  # whose output a gate weighs
         if text.get("enable_moe_block") or (layer.kind == "mlp" if apart else number not in sparse):
             wide = 2 if text.get("use_double_wide_mlp") and number >= owning else 1
-            body += matrices * hidden * inner * wide
+            body += matrices * hidden * dense * wide
     head = vocabulary * hidden
     expert_weights = len(sparse) * experts * matrices * latent * expert_inner
     body_bytes, expert_value_bytes, precision = _precisions(config, text)
@@ -212,8 +215,10 @@ def _mamba(text: Mapping[str, Any], hidden: int) -> float:
 
 def _shared_inner(text: Mapping[str, Any], expert_inner: int) -> int:
     """Return the width of the experts that every position uses."""
+    if "intermediate_size_mlp" in text:  # Llama-4, which has one
+        return expert_inner
     each = _first(text, ("moe_shared_expert_intermediate_size",), expert_inner)
-    alone = _first(text, ("shared_expert_intermediate_size",), 0)
+    alone = _first(text, ("shared_expert_intermediate_size", "shared_intermediate_size"), 0)
     return alone or _first(text, ("n_shared_experts",), 0) * each
 
 
