@@ -684,6 +684,8 @@ class SlowFile:
     def read(self):
         assert self.may_be_read.wait(PATIENCE_S)
         self.reads += 1
+        if isinstance(self.error, Exception):
+            raise self.error
         if self.error is not None:
             raise PromptError(self.error)
         return b"the image"
@@ -719,6 +721,23 @@ def test_chunks_go_on_while_the_files_of_images_are_read_and_each_is_read_once(l
         assert sink.failures == {"3": "it has changed"}
         assert sink.outputs.keys() == {"text", "1", "2", "4"}
         assert first.reads == 1
+        await engine.reset_cache()
+        await engine.stop()
+
+    play(story)
+
+
+def test_any_error_of_a_read_fails_its_chunk_and_the_next_goes_on(launch):
+    async def story():
+        sink, broken, whole = Sink(), SlowFile("a", MemoryError()), SlowFile("b")
+        engine = await started(attrs.evolve(launch, instance="toys:Seeing"), sink)
+        engine.submit(seeing("1", broken))
+        engine.submit(seeing("2", whole))
+        broken.may_be_read.set()
+        whole.may_be_read.set()
+        await sink.until(lambda: {"1", "2"} <= sink.outputs.keys() | sink.failures.keys())
+        assert sink.failures == {"1": "its images cannot be read: MemoryError"}
+        assert sink.outputs.keys() == {"2"}
         await engine.reset_cache()
         await engine.stop()
 

@@ -14,6 +14,7 @@ from seer_host.json_files import describe_flaw
 from seer_host.launcher import RunningWorker
 from seer_host.machine_probe import MachineProbe
 
+from seer_core.error_origin import fact_of
 from seer_core.errors import EngineError, PromptError
 from seer_core.model import InstanceInfo
 from seer_core.model.events import InstanceDegraded, InstanceReported
@@ -203,6 +204,8 @@ class WorkerClient:
                 read = await asyncio.to_thread(read_all, self._images.unread(job.attachments))
         except PromptError as error:
             flaw = str(error)
+        except Exception as error:  # such as no memory for it
+            flaw = f"its images cannot be read: {fact_of(error)}"
         ends = self._unsent.pop(job.id, None)
         if ends is None:  # dropped, or the worker is gone
             return
