@@ -438,9 +438,12 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
         return of_prompt, written
 
     def _save_for(self, request: Request, tables: Sequence[Sequence[int]], left: KvPlace | None) -> None:
-        """Save a request that goes on elsewhere or later, and drop the place that it has ``left`` behind."""
+        """Save a request that goes on elsewhere or later, and drop the place that it has ``left`` behind.
+
+        All of a trajectory stays.
+        """
         saved, job = self._save(request, tables), self._job(request)
-        if left is not None and "group" in job and saved > left.tokens:
+        if left is not None and "group" in job and not job["trajectory"] and saved > left.tokens:
             self._drop_place(request, left.tokens, saved, job["prompt_tokens"])
 
     def _drop_place(self, request: Request, tokens: int, later: int, prompt_tokens: int) -> None:

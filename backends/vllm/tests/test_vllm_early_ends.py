@@ -85,3 +85,27 @@ def test_a_state_that_the_step_being_planned_may_have_yet_to_fill_is_not_saved(p
     parts.ends(parts.status.FINISHED_LENGTH_CAPPED).end(scheduler, request_of(parts, "ended"))
     [key] = connected.connector.groups.keys(HASHES, connected.state, [1])
     assert connected.saved == [[*HASHES[:2], *([key] if holder == "none" else [])]]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
+@pytest.mark.parametrize("trajectory", [None, "a trajectory"])
+def test_of_a_preempted_request_an_older_place_is_dropped_but_all_of_a_trajectory_stays(
+    parts, connected, trajectory
+):
+    from seer_vllm.connector import KvPlace
+    from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+
+    own = connected.pool.get_new_blocks(2)
+    [state] = connected.pool.get_new_blocks(1)
+    connected.pool.cached_block_hash_to_block.insert(make_block_hash_with_group_id(HASHES[1], 1), state)
+    connected.pool.free_blocks([state])
+    dropped = []
+    connector, request = connected.connector, request_of(parts, "preempted")
+    connector.requests.drop = dropped.extend
+    connector._kv_cache_manager.get_block_ids = lambda name: ([block.block_id for block in own], [0, 0])
+    connector._places["preempted"] = KvPlace(0, BLOCK, [], [])
+    request.sampling_params.extra_args |= {"trajectory": trajectory, "prompt_tokens": BLOCK // 2}
+    connector.request_preempted(request)
+    older, newer = connector.groups.keys(HASHES, connected.state, [0, 1])
+    assert connected.saved == [[*HASHES[:2], newer]]
+    assert dropped == ([] if trajectory else [older])
