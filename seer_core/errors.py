@@ -11,6 +11,7 @@ __all__ = [
     "EngineError",
     "InputError",
     "NoPlaceError",
+    "OtherWeightsError",
     "OutputError",
     "OverloadError",
     "PluginError",
@@ -80,6 +81,13 @@ class NoPlaceError(EngineError):
     """An instance has no place yet, as on a cluster whose nodes are full; the others can begin without it.
 
     Remedy: none is needed, it joins when there is room; add a node to have it sooner.
+    """
+
+
+class OtherWeightsError(EngineError):
+    """A server of another program serves other weights than that program has loaded into the others.
+
+    Remedy: load them there, too; it is looked at again and again while another has them.
     """
 
 

@@ -10,7 +10,7 @@ from typing import cast
 import attrs
 import structlog
 
-from seer_core.errors import EngineError, NoPlaceError, SeerError, quote
+from seer_core.errors import EngineError, NoPlaceError, OtherWeightsError, SeerError, quote
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
     Event,
@@ -41,7 +41,7 @@ from seer_core.ports.engine import (
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec, WeightStore
 from seer_core.runtime.observers import stop_strategy
-from seer_core.runtime.restarts import RestartBudget, RestartsTable
+from seer_core.runtime.restarts import LONGEST_PAUSE_S, MOST_DOUBLINGS, RestartBudget, RestartsTable
 from seer_core.runtime.weights import WeightVersions
 from seer_core.scheduling.scheduler import Slot
 
@@ -112,6 +112,10 @@ class Fleet:
         self._restarts: dict[str, asyncio.Task[None]] = {}
         self._following: asyncio.Task[None] | None = None
         self._without_place: set[str] = set()
+        self._astray: set[str] = set()
+        """Servers that have other weights than their owner has loaded into the others."""
+        self._looks: set[asyncio.Event] = set()
+        """End the pauses of these, after which they are looked at again."""
         self._leaving: set[str] = set()
         self._restart_over = asyncio.Event()
         self._awake = asyncio.Event()
@@ -290,6 +294,7 @@ class Fleet:
             table.pop(name, None)
         self.weights.forget(name)
         self._budget.forget(name)
+        self._astray.discard(name)
         try:
             await engine.stop()
         finally:
@@ -310,6 +315,7 @@ class Fleet:
 
     def _admit(self, info: InstanceInfo, event: str = "instance_started") -> None:
         self.alive[info.id] = info
+        self._astray.discard(info.id)
         self._budget.started(info.id, self.clock.now())
         ends = {"end_token_ids": list(info.end_token_ids)} if info.end_token_ids else {}
         log.info(event, instance=info.id, kv_tokens=info.kv_capacity_tokens, **ends)
@@ -394,7 +400,7 @@ class Fleet:
         """Start a lost instance again, as often as it is allowed to; then give it up.
 
         One that left as ``planned``, has had no place so far, or is another program's, is stopped, and uses
-        up no restart.
+        up no restart.  Nor does one whose owner has yet to load the weights of the others.
 
         An instance that was lost asleep waits: its memory belongs to another program until the others wake.
         """
@@ -402,6 +408,7 @@ class Fleet:
             await self._left(engine.id)
             await engine.stop()
         await self._awake.wait()
+        tries = 0
         while (pause_s := 0.0 if planned else self._budget.take(engine.id)) is not None:
             if pause_s:
                 log.info("instance_restart_waits", instance=engine.id, seconds=pause_s)
@@ -412,10 +419,14 @@ class Fleet:
             except NoPlaceError:  # another has taken the place meanwhile
                 continue
             except Exception as error:
-                planned = False
-                log.error("instance_restart_failed", instance=engine.id, error=str(error))
-                reason = str(error).partition("\n")[0]
                 await engine.stop()
+                reason = str(error).partition("\n")[0]
+                planned = isinstance(error, OtherWeightsError) and self._has_others(engine.id)
+                if planned:
+                    await self._await_weights(engine.id, reason, tries)
+                    tries += 1
+                else:
+                    log.error("instance_restart_failed", instance=engine.id, error=str(error))
                 continue
             self._admit(info, "instance_restarted")
             self._controller.apply_guarded(InstanceStarted(info))
@@ -441,11 +452,31 @@ class Fleet:
                 self._without_place.discard(engine.id)
             await self._awake.wait()
 
+    def _has_others(self, name: str) -> bool:
+        """Note that a server has other weights than the others; return whether there are any such others."""
+        self._astray.add(name)
+        return bool(self.engines.keys() - self.failed.keys() - self._astray)
+
+    async def _await_weights(self, name: str, reason: str, tries: int) -> None:
+        """Wait until the owner of a server may have loaded the weights of the others into it."""
+        seconds = min(LONGEST_PAUSE_S, self._policy.backoff_s * 2.0 ** min(tries, MOST_DOUBLINGS))
+        log.warning("instance_awaits_weights", instance=name, reason=reason, seconds=seconds)
+        self._waiting(name, reason)
+        look = asyncio.Event()
+        self._looks.add(look)
+        self._without_place.add(name)
+        self._restart_over.set()
+        try:
+            await self._pause(seconds, look)
+        finally:
+            self._looks.discard(look)
+            self._without_place.discard(name)
+
     def _waiting(self, name: str, missing: str) -> None:
         self._controller.apply_guarded(InstanceWaiting(name, missing))
 
-    async def _pause(self, seconds: float) -> None:
-        over = asyncio.Event()
+    async def _pause(self, seconds: float, over: asyncio.Event | None = None) -> None:
+        over = over or asyncio.Event()
         cancel = self.clock.call_at(self.clock.now() + seconds, over.set)
         try:
             await over.wait()
@@ -481,6 +512,9 @@ class Fleet:
             await self._clear_kv_pool()
             for name in [name for name in self.alive if not self.weights.served_by(name)]:
                 await self._end(name, f"could not load weights: {refused[name]}")
+        self._astray.clear()
+        for look in self._looks:
+            look.set()
         return number
 
     async def sleep(self) -> int:

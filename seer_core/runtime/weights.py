@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import structlog
 from msgspec import structs
 
-from seer_core.errors import EngineError, WeightVersionError
+from seer_core.errors import EngineError, OtherWeightsError, WeightVersionError
 from seer_core.ports.engine import InstanceClient
-from seer_core.ports.weights import FIRST_WEIGHTS, WeightSpec, WeightStore
+from seer_core.ports.weights import FIRST_WEIGHTS, OWNER, WeightSpec, WeightStore
 
 __all__ = ["WeightVersions"]
 
@@ -114,6 +114,7 @@ class WeightVersions:
         """Bring an engine that has just started to the current weights, and compare its fingerprint.
 
         Raises:
+            OtherWeightsError: it serves others than the owner of the servers has loaded into the others.
             EngineError: it cannot load them, they have changed, or it serves other weights.
         """
         version = FIRST_WEIGHTS.version
@@ -135,12 +136,14 @@ class WeightVersions:
                 # An update has dropped them meanwhile: the new ones are next.
         key = version, _recipe(fingerprint or "")
         if fingerprint and (known := self._fingerprints.setdefault(key, fingerprint)) != fingerprint:
-            first = version == FIRST_WEIGHTS.version
-            raise EngineError(
+            flaw = (
                 f"instance {engine.id!r} came up with other weights than version {version} of the others:"
                 f" their fingerprint is {fingerprint}, not {known};"
-                + (" has the model's directory changed?" if first else " report this")
             )
+            if weights.kept.path == OWNER:
+                raise OtherWeightsError(f"{flaw} load those there, too")
+            first = version == FIRST_WEIGHTS.version
+            raise EngineError(flaw + (" has the model's directory changed?" if first else " report this"))
         self._loaded[engine.id] = version
 
     def served_by(self, name: str) -> bool:

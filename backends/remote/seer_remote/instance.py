@@ -14,7 +14,7 @@ import structlog
 from msgspec import structs
 from seer_host.json_files import UNREADABLE, describe_flaw
 
-from seer_core.errors import EngineError, NoPlaceError
+from seer_core.errors import EngineError, NoPlaceError, OtherWeightsError
 from seer_core.model import Exactness, InstanceInfo, Sampling
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.model.events import InstanceReported
@@ -214,6 +214,7 @@ class RemoteInstance:
 
         Raises:
             NoPlaceError: it does not answer.
+            OtherWeightsError: it does not serve the weights that others do.
             EngineError: it does not serve what the others do, or less exactly than is required.
         """
         await self._down()
@@ -235,7 +236,7 @@ class RemoteInstance:
             if not self._siblings.version:  # or else the runtime looks, by ``update_weights``
                 _, flaw = await self._look(0)
                 if flaw:
-                    raise EngineError(
+                    raise OtherWeightsError(
                         f"instance {self.id!r} does not serve the weights that others do: {flaw}; load them"
                         " there, or start it anew"
                     )

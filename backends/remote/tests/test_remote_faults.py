@@ -33,7 +33,11 @@ def runtime_of(fleet, **settings):
 
 async def roll_out(fleet, prompts=PROMPTS, **settings):
     async with runtime_of(fleet, **settings) as runtime:
-        return await runtime.rollout(runtime.groups(prompts)).wait()
+        return await roll_out_in(runtime, prompts)
+
+
+async def roll_out_in(runtime, prompts=PROMPTS):
+    return await runtime.rollout(runtime.groups(prompts)).wait()
 
 
 def responses(result):
@@ -373,20 +377,80 @@ def test_a_run_begins_without_a_server_that_is_away(fake, fleet_of):
     asyncio.run(play())
 
 
-def test_a_server_that_returns_with_other_weights_is_refused(fake, fleet_of):
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        (0, "does not serve the weights that others do"),
+        (1, "came up with other weights than version 1 of the others"),
+    ],
+)
+def test_a_server_that_returns_with_other_weights_waits_for_those_of_the_others_without_limit(
+    fake, fleet_of, version, reason
+):
     one, two = fake(), fake()
     fleet = fleet_of(one, two)
 
     async def play():
         async with runtime_of(fleet) as runtime:
+            if version:
+                await runtime.weights_changed()
             two.kill()
             await aeventually(lambda: "remote-1" not in runtime.alive)
             two.weights = 3
             two.revive()
-            await aeventually(lambda: "remote-1" in runtime._fleet.failed)
-            return runtime._fleet.failed["remote-1"]
+            await aeventually(lambda: len(refusals()) > runtime._fleet._policy.attempts)
+            await roll_out_in(runtime)
+            await runtime.sleep()  # it is not waited for
+            await runtime.wake()
+            two.weights = one.weights
+            await aeventually(lambda: "remote-1" in runtime.alive)
 
-    assert "does not serve the weights that others do" in asyncio.run(play())
+    def refusals():
+        return [each for each in logs if each["event"] == "instance_awaits_weights"]
+
+    with capture_logs() as logs:
+        asyncio.run(play())
+    assert {each["instance"] for each in refusals()} == {"remote-1"}
+    assert all(reason in each["reason"] for each in refusals())
+
+
+def test_new_weights_of_all_servers_have_one_that_waits_for_them_looked_at_at_once(fake, fleet_of):
+    one, two = fake(), fake()
+    fleet = fleet_of(one, two)
+    table = SeerTable(restarts=RestartsTable(backoff_s=3600.0))
+
+    async def play():
+        async with Runtime(Assembly(fleet, Strategies(Policies())), table) as runtime:
+            await runtime.weights_changed()
+            two.kill()
+            await aeventually(lambda: "remote-1" not in runtime.alive)
+            two.weights = 3
+            two.revive()
+            await aeventually(lambda: any(each["event"] == "instance_awaits_weights" for each in logs))
+            one.weights = 3
+            await runtime.weights_changed()
+            await aeventually(lambda: "remote-1" in runtime.alive)
+
+    with capture_logs() as logs:
+        asyncio.run(play())
+
+
+def test_where_all_servers_have_other_weights_in_mid_rollout_it_ends(fake, fleet_of):
+    servers = fake(token_s=0.005), fake(token_s=0.005)
+    fleet = fleet_of(*servers)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            await runtime.weights_changed()
+            rollout = runtime.rollout(runtime.groups(PROMPTS))
+            await aeventually(lambda: all(each.running for each in servers), "both run chunks")
+            for engine, server in zip(fleet.engines, servers, strict=True):
+                engine.most_pause_s = 0.0
+                server.label, server.token_s = "step 2", 0.0
+            with pytest.raises(EngineError, match="came up with other weights than version 1"):
+                await rollout.wait()
+
+    asyncio.run(play())
 
 
 def test_an_answer_by_other_weights_is_not_taken(fake, fleet_of):
@@ -497,7 +561,7 @@ def test_servers_that_were_left_out_of_an_update_are_outvoted(fake, fleet_of):
             await runtime.weights_changed()
             left = set(runtime.alive)
             one.weights = 2
-            await aeventually(lambda: len(runtime.alive) == 3 or "remote-0" in runtime._fleet.failed)
+            await aeventually(lambda: len(runtime.alive) == 3)
             return left
 
     assert asyncio.run(play()) == {"remote-1", "remote-2"}
