@@ -51,15 +51,12 @@ from seer_core.ports.kv import KEY_BYTES, Bytes, KVStore
 from seer_vllm.blocks import VllmLayers
 from seer_vllm.kv_groups import NO_POOL, KvGroup, is_computed, kv_groups, pages_of
 from seer_vllm.parts import parts_of
-from seer_vllm.routing import bytes_of_experts
+from seer_vllm.routing import bytes_of_experts, experts_move
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-__all__ = ["WITH_EXPERTS", "BlockLoad", "Loads", "StoreConnector"]
-
-WITH_EXPERTS = "with_experts"
-"""The key of ``kv_connector_extra_config`` whose value is whether experts move with the KV."""
+__all__ = ["BlockLoad", "Loads", "StoreConnector"]
 
 
 @attrs.frozen(eq=False)
@@ -139,9 +136,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
             )
         self.block_tokens = self.groups.first.block_tokens
         self.parts = parts_of(vllm_config, specs)
-        transfer = vllm_config.kv_transfer_config
-        with_experts = transfer is not None and transfer.get_from_extra_config(WITH_EXPERTS, False)
-        more = self.block_tokens * bytes_of_experts(vllm_config) if with_experts else 0
+        more = self.block_tokens * bytes_of_experts(vllm_config) if experts_move(vllm_config) else 0
         self.block_bytes = self.parts.parts * max(
             group.kv_cache_spec.page_size_bytes * len(group.layer_names)
             + (more if number == self.groups.first.number else 0)

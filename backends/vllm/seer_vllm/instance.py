@@ -49,13 +49,13 @@ from seer_core.ports.kv import Bytes, KVStore
 from seer_core.ports.weights import WeightSpec
 from seer_vllm import adapters, internals, patches
 from seer_vllm.bench import VllmBench
-from seer_vllm.connector import WITH_EXPERTS, StoreConnector
+from seer_vllm.connector import StoreConnector
 from seer_vllm.draft_lengths import lengths_of
 from seer_vllm.images import VllmImages
 from seer_vllm.kv_groups import bytes_per_token, room_of
 from seer_vllm.parts import check_kv_dtype, parts_of
 from seer_vllm.proposer import own_method, speculative_config
-from seer_vllm.routing import EXPERTS_FROM, RequestExperts
+from seer_vllm.routing import EXPERTS_FROM, WITH_EXPERTS, RequestExperts
 from seer_vllm.runners import SECOND, refuse_other_runners, settle_runner, settle_scheduler, wanted_ahead
 from seer_vllm.scheduler import AccountingScheduler, RequestAccount
 

@@ -9,6 +9,7 @@ from seer_worker.process.kv_parts import KvParts
 from vllm.platforms import current_platform
 
 from seer_core.errors import EngineError
+from seer_vllm.routing import experts_move
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -66,6 +67,6 @@ def _dtype(config: VllmConfig, specs: Sequence[KVCacheSpec]) -> str:
     names = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
     if cache.cache_dtype != "auto":
         names = [cache.cache_dtype, *names, *cache.kv_cache_dtype_skip_layers]
-    if config.aux_output_config.enabled:
+    if experts_move(config):
         names.append("experts")
     return "-".join(names)

@@ -21,10 +21,26 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.request import Request
 
-__all__ = ["EXPERTS_FROM", "RequestExperts", "SlotExperts", "bytes_of_experts"]
+__all__ = [
+    "EXPERTS_FROM",
+    "WITH_EXPERTS",
+    "RequestExperts",
+    "SlotExperts",
+    "bytes_of_experts",
+    "experts_move",
+]
 
 EXPERTS_FROM = "experts_from"
 """The key of ``extra_args`` under which a request has the first position whose experts are wanted."""
+
+WITH_EXPERTS = "with_experts"
+"""The key of ``kv_connector_extra_config`` whose value is whether experts move with the KV."""
+
+
+def experts_move(config: VllmConfig) -> bool:
+    """Return whether experts move with the KV."""
+    transfer = config.kv_transfer_config
+    return transfer is not None and bool(transfer.get_from_extra_config(WITH_EXPERTS, False))
 
 
 def bytes_of_experts(config: VllmConfig) -> int:

@@ -66,6 +66,8 @@ from types import SimpleNamespace
 
 import torch
 from seer_vllm.parts import parts_of
+from seer_vllm.routing import WITH_EXPERTS
+from vllm.config import KVTransferConfig
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
 def kind(cache_dtype, dtype, ranks=1, skipped=(), state=None, experts=False):
@@ -75,7 +77,7 @@ def kind(cache_dtype, dtype, ranks=1, skipped=(), state=None, experts=False):
         model_config=model,
         cache_config=cache,
         parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
-        aux_output_config=SimpleNamespace(enabled=experts),
+        kv_transfer_config=KVTransferConfig(kv_connector_extra_config={WITH_EXPERTS: experts}),
     )
     specs = [FullAttentionSpec(block_size=32, num_kv_heads=2 // ranks, head_size=32, dtype=dtype)]
     if state is not None:
