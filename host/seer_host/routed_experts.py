@@ -140,6 +140,11 @@ def _joined(completion: Completion, positions: int) -> NDArray[np.uint16] | None
     ]
     served = [_served(each) for each in values if isinstance(each, str)]
     if not own and served:
+        if not isinstance(values[-1], str):
+            raise EngineError(
+                f"response {completion.request_id!r} has a server's routed experts of some chunks, and its"
+                " last chunk was answered without them"
+            )
         width, odd = divmod(len(served[-1]), positions)
         if odd or not width or any(len(each) % width for each in served):
             raise EngineError(

@@ -134,6 +134,13 @@ def test_answers_of_servers_are_joined_by_the_first_time_of_each_position():
     assert whole_attachments(found) == served(again)
 
 
+def test_an_earlier_answer_of_a_server_is_not_taken_for_one_about_all_positions():
+    experts = rows(PROMPT + 3, layers=4)  # half as many positions as the response has, of twice the layers
+    found = response([chunk(4, **served(experts)), chunk(8)])
+    with pytest.raises(EngineError, match="last chunk was answered without them"):
+        routed_experts(found, PROMPT, 2)
+
+
 def test_a_server_s_answer_that_went_on_without_earlier_chunks_has_all_positions():
     whole = rows(PROMPT + 8)
     found = response([chunk(9)])
