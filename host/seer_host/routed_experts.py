@@ -132,7 +132,7 @@ def _joined(completion: Completion, positions: int) -> NDArray[np.uint16] | None
     """Return the experts of the positions from the first on, up to one that no chunk has answered.
 
     They are [positions, layers, experts per token], or [positions, experts] of a server, whose last answer is
-    about so many positions.
+    about so many ``positions`` but those of an environment's tokens behind it.
     """
     values = [chunk.attachments.get(ROUTED_EXPERTS) for chunk in completion.chunks]
     own: list[tuple[int, NDArray[np.uint16]]] = [
@@ -145,6 +145,7 @@ def _joined(completion: Completion, positions: int) -> NDArray[np.uint16] | None
                 f"response {completion.request_id!r} has a server's routed experts of some chunks, and its"
                 " last chunk was answered without them"
             )
+        positions -= completion.turns[-1].answer_tokens if completion.turns else 0
         width, odd = divmod(len(served[-1]), positions)
         if odd or not width or any(len(each) % width for each in served):
             raise EngineError(

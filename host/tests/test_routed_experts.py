@@ -15,6 +15,7 @@ from seer_host.routed_experts import (
 
 from seer_core.errors import EngineError
 from seer_core.model import ChunkRecord, Completion, Sampling
+from seer_core.model.requests import TurnRecord
 from seer_core.ports.engine import ChunkJob
 
 PROMPT = 5
@@ -27,7 +28,7 @@ def chunk(tokens, **attachments):
 def response(chunks):
     tokens = list(range(sum(each.tokens for each in chunks)))
     logprobs = [0.0] * len(tokens)
-    return Completion("g/0", "g", 0, 1, tokens, logprobs, None, "stop", 0, chunks, ["i"], 1.0, {})
+    return Completion("g/0", "g", 0, 1, tokens, logprobs, None, "stop", 0, chunks, ["i"], 1.0, {}, turns=[])
 
 
 def rows(positions, layers=3, experts=2, seed=0, most=64):
@@ -139,6 +140,16 @@ def test_an_earlier_answer_of_a_server_is_not_taken_for_one_about_all_positions(
     found = response([chunk(4, **served(experts)), chunk(8)])
     with pytest.raises(EngineError, match="last chunk was answered without them"):
         routed_experts(found, PROMPT, 2)
+
+
+def test_a_server_s_answer_is_not_about_an_environment_s_last_tokens():
+    experts = rows(PROMPT + 3, layers=4)  # half as many positions as the response has, of twice the layers
+    found = response([chunk(4, **served(experts)), chunk(8)])
+    found.chunks.pop()  # these tokens are an answer's
+    found.turns.append(TurnRecord(4, 8))
+    with pytest.raises(EngineError, match=f"of {PROMPT + 3} positions in place of {PROMPT + 11}"):
+        routed_experts(found, PROMPT, 2)
+    assert whole_attachments(found, PROMPT) == served(experts)
 
 
 def test_a_server_s_answer_that_went_on_without_earlier_chunks_has_all_positions():
