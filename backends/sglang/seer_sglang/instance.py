@@ -333,7 +333,8 @@ def _check_layers(config: Path) -> None:
     with suppress(OSError, msgspec.DecodeError):  # SGLang says it of such a file
         settings = msgspec.json.decode(config.read_bytes(), type=dict[str, Any])
         kinds = mixers_of(settings) | ({"sinks"} if settings.get("model_type") == "gpt_oss" else set())
-        rope = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
+        text = settings.get("text_config") or settings
+        rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
         if (rope.get("rope_type") or rope.get("type")) == "yarn":
             kinds -= {"latent"}
         lacking = [name for kind, name in WITHOUT_KERNELS.items() if kind in kinds]

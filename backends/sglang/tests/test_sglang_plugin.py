@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 from seer_sglang import doctor, internals, plugin
-from seer_sglang.instance import SglangAdapter, _blaming_settings
+from seer_sglang.instance import SglangAdapter, _blaming_settings, _check_layers
 from seer_sglang.plugin import Settings, engine_args, seer_doctor
 from seer_worker.machine import memory_bytes
 from seer_worker.wire import Start
@@ -131,6 +131,15 @@ def test_layers_without_kernels_on_a_machine_without_a_gpu_are_refused_by_name(
     arguments = engine_args(settings(kv_cache_bytes=1 << 20), tmp_path)
     with pytest.raises(EngineError, match=f"SGLang without a GPU has no kernels for {names}: serve the mo"):
         SglangAdapter(Start(plugin.INSTANCE, "0", arguments, str(tmp_path)))
+
+
+@pytest.mark.parametrize("part", ["text_config", None])
+def test_latent_attention_whose_places_yarn_scales_is_left_to_sglang_also_within_another_model(
+    tmp_path, part
+):
+    scaled = LATENT | {"rope_parameters": {"rope_type": "yarn"}}
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(scaled if part is None else {part: scaled}))
+    _check_layers(tmp_path / "config.json")
 
 
 def test_layers_of_unlike_heads_are_named_in_place_of_what_transformers_says_of_them():
