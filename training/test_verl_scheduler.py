@@ -284,6 +284,33 @@ def test_figures_of_a_step_have_what_its_canary_has_found(config):
     assert (metrics["seer/canary_compared"], metrics["seer/canary_different"]) == (2, 0)
 
 
+def test_figures_of_a_step_are_there_though_its_servers_are_not_free_yet(config):
+    async def play():
+        entered, over = asyncio.Event(), asyncio.Event()
+
+        async with scheduling([StandInServer()], config) as scheduler:
+            await scheduler.begin("b", GROUPS, 1)
+            await asyncio.gather(*map(scheduler.generate, all_jobs()))
+            exclusive = scheduler._broker.exclusive
+
+            @asynccontextmanager
+            async def busy(wait_s):
+                entered.set()
+                await over.wait()
+                async with exclusive(wait_s) as runtime:
+                    yield runtime
+
+            scheduler._broker.exclusive = busy
+            ending = asyncio.create_task(scheduler.end("b"))
+            await entered.wait()
+            early = scheduler.metrics()
+            over.set()
+            return early, await ending
+
+    early, late = asyncio.run(play())
+    assert early["seer/requests"] == late["seer/requests"] == 6
+
+
 def shown(page):
     found = re.search(r'id="data">(.*?)</script>', page.read_text("utf-8")).group(1)
     return json.loads(found)["runs"]

@@ -290,6 +290,7 @@ class RowScheduler:
         summary = None
         if (rollout := broker.runtime.current) is not None:
             summary = rollout.result.summary
+            self._note(summary)  # verl may log the step before its servers are free
         with suppress(SeerError):  # what has failed begins anew with the next batch
             async with broker.exclusive(self._settings.wait_s) as runtime:
                 await runtime.sleep()
