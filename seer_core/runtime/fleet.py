@@ -122,6 +122,8 @@ class Fleet:
         self._awake.set()
         self._sleep_lock = asyncio.Lock()
         self._adding = 0
+        self._joins: set[asyncio.Task[InstanceInfo]] = set()
+        """The additions among them that the fleet of engines has asked for."""
         self._pool_started = False
 
     @property
@@ -186,7 +188,7 @@ class Fleet:
         for name, reason in self._lost_early.items():
             self.lost(name, reason)
         if isinstance(self._made, ChangingFleet):
-            self._following = asyncio.ensure_future(self._made.follow(self.add, self.remove))
+            self._following = asyncio.ensure_future(self._made.follow(self._join, self.remove))
             self._following.add_done_callback(self._followed)
 
     def _followed(self, task: asyncio.Task[None]) -> None:
@@ -251,6 +253,20 @@ class Fleet:
         if (reason := self._lost_early.pop(info.id, None)) is not None:
             self.lost(info.id, reason)
         return info
+
+    async def _join(self, engine: InstanceClient) -> InstanceInfo:
+        """Add an engine as ``add`` does, but leave it out for now if the others fall asleep meanwhile."""
+        join = asyncio.ensure_future(self.add(engine))
+        self._joins.add(join)
+        try:
+            return await join
+        except asyncio.CancelledError:
+            own = asyncio.current_task()
+            if self.asleep and own is not None and not own.cancelling():
+                raise EngineError(f"instance {engine.id!r} joins once the others are awake") from None
+            raise
+        finally:
+            self._joins.discard(join)
 
     def limit(self, name: str, max_running: int, by: str = "") -> None:
         """Send an instance no chunk while so many run there, until it starts anew.
@@ -519,10 +535,13 @@ class Fleet:
 
     async def sleep(self) -> int:
         """Let all instances, none of which is being started, give memory back; see ``Driver.sleep``."""
-        if self._adding:
+        if self._adding > sum(not join.done() for join in self._joins):
             raise EngineError("an instance is being added; wait for that before the others sleep")
         async with self._sleep_lock:
             self._awake.clear()
+            for join in self._joins:
+                join.cancel()
+            await asyncio.gather(*self._joins, return_exceptions=True)
             names = list(self.alive)
             answers = await asyncio.gather(
                 *(self.engines[name].sleep() for name in names), return_exceptions=True

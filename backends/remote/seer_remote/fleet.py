@@ -19,7 +19,7 @@ from seer_worker.client.digest import digest_of
 from seer_worker.client.tokenizer_reader import TokenizerReader
 from seer_worker.tokenizer import ModelTokenizer, has_tokenizer
 
-from seer_core.errors import ConfigError, EngineError, SeerError, quote
+from seer_core.errors import ConfigError, EngineError, OtherWeightsError, SeerError, quote
 from seer_core.model import Exactness, Sampling
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import Clock, InstanceClient, ModelInfo, Tokenizer
@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 LOOK_S = 1.0
 """How often a wait for the first server looks, and how often the file of addresses is read."""
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+"""How long a server that joins without the weights of the others is not looked at, first and at most."""
 
 
 def addresses(urls: Iterable[str], where: str) -> list[str]:
@@ -216,6 +218,9 @@ class RemoteFleet:
             return
         here = {engine.address: engine for engine in self.engines}
         complaint = ""
+        loop = asyncio.get_running_loop()
+        waits: dict[str, tuple[float, float, int]] = {}
+        """Of servers that lack the weights of the others: until when, for how long, which version."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -233,11 +238,18 @@ class RemoteFleet:
                     await leave(here[url].id)
                 del here[url]
             for url in [url for url in wanted if url not in here]:
+                until_s, wait_s, version = waits.pop(url, (0.0, FIRST_WAIT_S, 0))
+                if version == self.version and loop.time() < until_s:
+                    waits[url] = until_s, wait_s, version
+                    continue
                 engine = self._instance(url)
                 try:
                     await join(engine)
                 except EngineError as error:  # such as one that is not up yet; it is tried again
                     log.warning("server_not_joined", url=url, error=str(error))
+                    if isinstance(error, OtherWeightsError):
+                        longer_s = min(2 * wait_s, LONGEST_WAIT_S)
+                        waits[url] = loop.time() + wait_s, longer_s, self.version
                 else:
                     here[url] = engine
 

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from aiohttp import web
 from seer_host.tables import SeerTable
+from seer_remote import fleet as fleet_module
 from seer_remote import instance
 from seer_remote.connection import Connection, Unreachable
 from seer_session import Runtime
@@ -215,6 +216,50 @@ def test_a_server_that_joins_is_compared_with_one_that_has_joined(fake, fleet_of
 
     refused, *_ = asyncio.run(play())
     assert f"draws other tokens from a seed than the one at {two.url}" in refused
+
+
+def test_a_server_that_is_just_joining_keeps_none_from_sleeping_and_joins_once_they_wake(
+    fake, fleet_of, tmp_path
+):
+    one, two = fake(), fake(token_s=3600.0)  # whose test never ends
+    file = tmp_path / "servers"
+    file.write_text(f"{one.url}\n")
+    fleet = fleet_of(urls_file="servers", base_dir=tmp_path)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            file.write_text(f"{one.url}\n{two.url}\n")
+            await aeventually(lambda: two.running, "the second server is tested")
+            await runtime.sleep()
+            await aeventually(lambda: not two.running, "its test is broken off")
+            two.token_s = 0.0
+            await runtime.wake()
+            await aeventually(lambda: "remote-1" in runtime.alive)
+            await roll_out_in(runtime)
+
+    asyncio.run(play())
+
+
+def test_a_server_that_joins_without_the_weights_of_the_others_is_looked_at_again_with_new_ones(
+    fake, fleet_of, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(fleet_module, "FIRST_WAIT_S", 3600.0)
+    one, two = fake(label="step 1"), fake()
+    file = tmp_path / "servers"
+    file.write_text(f"{one.url}\n")
+    fleet = fleet_of(urls_file="servers", base_dir=tmp_path)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            await runtime.weights_changed()
+            file.write_text(f"{one.url}\n{two.url}\n")
+            await aeventually(lambda: any(each["event"] == "server_not_joined" for each in logs))
+            one.label = two.label = "step 2"
+            await runtime.weights_changed()
+            await aeventually(lambda: "remote-1" in runtime.alive)
+
+    with capture_logs() as logs:
+        asyncio.run(play())
 
 
 @pytest.mark.parametrize("busy", ["refuses", "has no place"])
