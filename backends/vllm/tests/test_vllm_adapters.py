@@ -39,8 +39,19 @@ def scores(harness, prompts, tokens=TOKENS):
     return [output.token_ids for output in outputs], np.concatenate([each.logprobs for each in outputs])
 
 
+def leave_as_found(instances, model):
+    """Lend instances to a test; after updates all have their first weights again, in one version."""
+    versions = [each.weight_version for each in instances]
+    yield instances
+    if versions != [each.weight_version for each in instances]:
+        latest = max(each.weight_version for each in instances)
+        for each in instances:
+            each.weight_version = latest
+            update(each, directory(model))
+
+
 @pytest.fixture(scope="module")
-def beside(start, models, notes, make_pool):
+def pair(start, models, notes, make_pool):
     """Two instances that keep adapters beside the model, draft, and share a pool."""
     pool = make_pool(32 << 20)
     source = SourceSpec(
@@ -49,10 +60,23 @@ def beside(start, models, notes, make_pool):
     return [start(models[0], source, pool, index, lora_rank=8) for index in range(2)]
 
 
+@pytest.fixture
+def beside(pair, models):
+    """The two, as each test finds them."""
+    yield from leave_as_found(pair, models[0])
+
+
 @pytest.fixture(scope="module")
-def merging(start, models):
+def single(start, models):
     """An instance that has no room for adapters beside the model."""
     return start(models[0])
+
+
+@pytest.fixture
+def merging(single, models):
+    """That instance, as each test finds it."""
+    for [instance] in leave_as_found([single], models[0]):
+        yield instance
 
 
 def test_an_adapter_answers_like_merged_weights_and_tokens_are_the_same_however_they_are_made(
