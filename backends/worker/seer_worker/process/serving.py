@@ -17,6 +17,7 @@ from seer_core.errors import ConfigError, EngineError
 from seer_core.model import InstanceInfo
 from seer_core.ports.kv import StoreSpec
 from seer_worker.process.adapter import ADAPTER, EngineAdapter
+from seer_worker.process.dead_ranks import send_reason_by
 from seer_worker.process.drafts import check_source
 from seer_worker.process.place import node_name, own_address
 from seer_worker.process.place_checks import check_place
@@ -44,6 +45,7 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
     ``before_close`` is called once there is nothing left to do but to close the engine.
     """
     link = Link(connection)
+    send_reason_by(link.send_last)
     adapter: EngineAdapter | None = None
     worker: Worker | None = None
     try:
