@@ -82,6 +82,15 @@ class KeptClient(LLMServerClient):
         """Have verl's balancer count fallbacks of the run; see ``add_fallbacks``."""
         return self._load_balancer.__ray_call__.remote(add_fallbacks, fallbacks, most)
 
+    def _expect_few(self, fallbacks: int, reason: str) -> None:
+        """Raise RuntimeError if these are more fallbacks than the run may have."""
+        most = self.settings.most_fallbacks
+        if fallbacks > most:
+            raise RuntimeError(
+                f"Seer has failed, and {most} responses of this run may be written without it"
+                f" (engine_kwargs.seer.most_fallbacks): {reason}"
+            )
+
     # Batches.
 
     @asynccontextmanager
@@ -156,8 +165,8 @@ class KeptClient(LLMServerClient):
                     answer.cancel()
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 found = answer.result()
-                if found["extra_fields"]["seer_fallback"]:
-                    await self._count(1)
+                if found["extra_fields"]["seer_fallback"]:  # of all lives of the scheduler
+                    self._expect_few(await self._count(1), "its scheduler has had some written, too")
                 if not sampling_params.get("logprobs"):
                     found["log_probs"] = None
                 return TokenOutput(**found)
@@ -219,12 +228,7 @@ class KeptClient(LLMServerClient):
         more: Mapping[str, Any],
     ) -> TokenOutput:
         """Go on as verl's own client, behind the tokens so far if its weights are still the same."""
-        most = self.settings.most_fallbacks
-        if await self._count(1, most) > most:
-            raise RuntimeError(
-                f"Seer has failed, and {most} responses of this run may be written without it"
-                f" (engine_kwargs.seer.most_fallbacks): {reason}"
-            )
+        self._expect_few(await self._count(1, self.settings.most_fallbacks), reason)
         if not self._logged:
             self._logged = True
             logger.error("Seer has failed; responses go on by verl's own client: %s", reason)

@@ -185,6 +185,19 @@ def test_more_responses_without_seer_than_are_allowed_end_the_step(start):
     assert sum("seed" not in each["sampling"] for server in servers for each in server.requests) <= 5
 
 
+def test_so_do_more_than_are_allowed_that_seer_s_scheduler_has_had_written_in_several_lives(start):
+    manager, _, scheduler = start("most_fallbacks=5")
+    generate = scheduler.generate
+
+    async def without(job):
+        found = await generate(job)
+        return {**found, "extra_fields": {**found["extra_fields"], "seer_fallback": True}}
+
+    scheduler.generate = without
+    with pytest.raises(RuntimeError, match=r"5 responses of this run may be written without it"):
+        manager.generate_sequences(batch(groups=4, step=1))
+
+
 async def failing(job):
     raise RuntimeError("it is dead")
 
