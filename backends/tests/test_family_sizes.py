@@ -224,6 +224,21 @@ def test_families_whose_recurrent_layers_are_not_described_are_not_taken_for_oth
     assert mixers_of(CONFIG | settings) == set()
 
 
+@pytest.mark.parametrize(
+    ("settings", "heads"),
+    [
+        ({"multi_query": True, "new_decoder_architecture": False}, 1),  # Falcon-7B
+        ({"multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 2}, 2),  # Falcon-40B
+        ({"n_head_kv": 2}, 2),
+        ({"num_attention_groups": 4}, 4),  # Step-3.5
+        ({}, 8),
+    ],
+)
+def test_heads_of_keys_are_found_by_the_names_that_vllm_reads(settings, heads):
+    plain = {name: value for name, value in CONFIG.items() if name != "num_key_value_heads"}
+    assert {layer.heads for layer in kv_of(plain | settings).layers} == {heads}
+
+
 def test_layers_of_plain_attention_are_described_also_where_a_list_of_kinds_says_so():
     assert kv_of(CONFIG | {"attn_type_list": [1] * 4}) == kv_of(CONFIG)
 

@@ -63,6 +63,8 @@ MIXERS: Mapping[str, Mixer] = {
 """By the names that transformers gives to kinds of layers."""
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Letters of Nemotron-H's ``hybrid_override_pattern``."""
+KEY_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "num_attention_groups")
+"""Names of the heads of keys, of which a model has one; without any it has as many as of queries."""
 STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -237,7 +239,10 @@ def _kept(text: Mapping[str, Any], number: int, layer: Layer) -> LayerKv:
 
 def head_sizes(text: Mapping[str, Any], number: int, layer: Layer) -> tuple[int, int]:
     """Return the heads of a layer's keys, and the width of each head."""
-    heads = text.get("num_key_value_heads") or size_of(text, "num_attention_heads")
+    heads = next((text[name] for name in KEY_HEADS if text.get(name)), 0)
+    if text.get("multi_query") and not text.get("new_decoder_architecture"):  # Falcon-7B
+        heads = 1
+    heads = heads or size_of(text, "num_attention_heads")
     width = text.get("head_dim") or size_of(text, "hidden_size") // size_of(text, "num_attention_heads")
     own: Mapping[str, Any] = (text.get("per_layer_config") or {}).get(str(number), {})
     if layer.mixer == "full" and "per_layer_config" not in text:  # Gemma-4, as it was published
