@@ -107,7 +107,8 @@ def test_a_value_that_is_not_what_it_should_be_is_a_miss_and_can_be_put_again(
     names = [name_of(a, key) for key in keys]
     good, other = raw.get(names[1]), raw.get(names[2])
     assert len(good) == BLOCK_BYTES + 64
-    assert raw.upsert(names[1], damage(good, other)) == 0
+    # A store that another test has closed may be given the value until the master notices its end.
+    eventually(lambda: raw.upsert(names[1], damage(good, other)) == 0)
     before = pool.stats()
     assert b.find(keys) == 3
     assert np.array_equal(got(b, keys), data[:1])
