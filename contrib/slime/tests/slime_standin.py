@@ -149,6 +149,9 @@ def int32_of(meta, name):
     return np.frombuffer(base64.b64decode(meta[name]), np.int32).copy() if name in meta else None
 
 
+ENDS = {"length": Sample.Status.TRUNCATED, "stop": Sample.Status.COMPLETED, "abort": Sample.Status.ABORTED}
+
+
 class GenerateState:
     def __init__(self, args):
         self.semaphore = asyncio.Semaphore(8)
@@ -172,7 +175,7 @@ async def generate(args, sample, sampling_params):
     if (tokens := int32_of(meta, "top_p_token_ids")) is not None:
         sample.rollout_top_p_token_ids = torch.from_numpy(tokens)
         sample.rollout_top_p_token_offsets = torch.from_numpy(int32_of(meta, "top_p_token_offsets"))
-    sample.status = Sample.Status.TRUNCATED
+    sample.status = ENDS[meta["finish_reason"]["type"]]
     return sample
 
 
