@@ -16,7 +16,7 @@ from bench.models import BlockEnds, FamilyRun
 from seer_core.plugins.slots import Strategies
 from seer_core.scheduling.scheduler import Slot
 
-__all__ = ["killing", "moving", "tokens_of"]
+__all__ = ["killing", "moving", "tokens_of", "undivided"]
 
 
 def moving(
@@ -31,6 +31,11 @@ def moving(
     splitter = Slot("splitter", "blocks", BlockEnds(run.block_tokens))
     policies = attrs.evolve(strategies.policies, placer=placer, splitter=splitter)
     return attrs.evolve(strategies, policies=policies, drafter=runtime.drafter)
+
+
+def undivided(run: FamilyRun, runtime: Runtime) -> Strategies:
+    """Return strategies that divide no response."""
+    return attrs.evolve(fill_slots(run.config("local", (), run.models[0])), drafter=runtime.drafter)
 
 
 def killing(runtime: Runtime, name: str, first: Callable[[], None] = lambda: None) -> Callable[[], bool]:
