@@ -16,7 +16,16 @@ from vllm.platforms import current_platform
 from seer_core.ports.drafting import DraftContext, SourceSpec
 from seer_core.ports.kv import Bytes
 from seer_core.ports.weights import WeightSource, WeightSpec
-from seer_vllm import adapters, internals, routing, sampling, second_runner_sampling, speculator, weights
+from seer_vllm import (
+    adapters,
+    internals,
+    parts,
+    routing,
+    sampling,
+    second_runner_sampling,
+    speculator,
+    weights,
+)
 from seer_vllm.connector import StoreConnector
 from seer_vllm.proposer import OwnMethod, Proposer
 from seer_vllm.runners import FIRST, SECOND
@@ -177,6 +186,10 @@ class WorkerExtension:
             log.exception("kv_not_read", rank=self.rank)
             return f"{type(error).__name__}: {error}"
         return None
+
+    def seer_kv_order(self) -> str:
+        """Return a name of the order of KV within blocks."""
+        return parts.kv_order(self.vllm_config)
 
     def seer_read_experts(
         self, block_ids: Sequence[int], first: int, count: int

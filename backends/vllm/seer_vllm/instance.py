@@ -160,6 +160,7 @@ class VllmAdapter(EngineAdapter):
             )
         specs = [group.kv_cache_spec for group in scheduler.kv_cache_config.kv_cache_groups]
         self._parts = parts_of(self.engine.vllm_config, specs)
+        self._kv_order: str = self._call("seer_kv_order")[0]
         self._closing = False
         if self._parts.ranks > 1:
             reason = f"one of its {self._parts.ranks} ranks has ended"
@@ -181,6 +182,7 @@ class VllmAdapter(EngineAdapter):
 
     def submit(self, job: ChunkJob, salt: str, script: ScriptedTokens | None = None) -> None:
         """Queue a chunk; what emulates the steps finds a script in its ``extra_args``."""
+        salt = f"{salt}-{self._kv_order}"
         try:
             prompt: Any = tokens_input(job.token_ids, cache_salt=salt)
             if IMAGES in job.attachments:

@@ -125,6 +125,12 @@ IMPORTED = (
     Name(f"{_RELOAD}.types:LayerReloadingInfo", "can_load", PROOF, ("self",)),
     Name(f"{_RELOAD}.meta", "SKIP_TENSORS", PROOF),
     Name("vllm.model_executor.layers.attention", "is_deferred_attention_layer", PROOF, ("layer",)),
+    Name(
+        "vllm.model_executor.layers.attention_layer_base:AttentionLayerBase",
+        "get_attn_backend",
+        "instances share KV of another order",
+        ("self",),
+    ),
 )
 """What can be looked for before an engine is made."""
 

@@ -1,11 +1,14 @@
-"""Which parts of vLLM's KV its ranks have, and in which dtype."""
+"""Which parts of vLLM's KV its ranks have, in which dtype, and in which order."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import vllm
 from seer_worker.process.kv_parts import KvParts
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.platforms import current_platform
 
 from seer_core.errors import EngineError
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheSpec
 
-__all__ = ["check_kv_dtype", "parts_of"]
+__all__ = ["check_kv_dtype", "kv_order", "parts_of"]
 
 READ_PLAIN = ("turboquant", "ultraquant")
 """Formats in which a prefill reads the keys and values of its own tokens before they are rounded."""
@@ -54,6 +57,22 @@ def parts_of(config: VllmConfig, specs: Sequence[KVCacheSpec]) -> KvParts:
     single = all(getattr(spec, "num_kv_heads", 0) == 1 for spec in specs)
     repeated = single and ranks % heads == 0
     return KvParts("vllm", ranks, heads if repeated else ranks, _dtype(config, specs))
+
+
+def kv_order(config: VllmConfig) -> str:
+    """Return a name of the order in which a worker's kernels keep the numbers within a block, once it has KV.
+
+    vLLM chooses kernels by the machine: with AMX a CPU packs keys in another order than without, and GPUs of
+    different kinds may have different backends, all with blocks of one size.
+    """
+    found = {vllm.__version__}
+    for layer in config.compilation_config.static_forward_context.values():
+        if isinstance(layer, AttentionLayerBase):
+            kept = getattr(layer, "kv_cache", ())
+            parts = kept if isinstance(kept, list | tuple) else [kept]
+            dims = [sorted(range(each.ndim), key=each.stride, reverse=True) for each in parts]
+            found.add(f"{layer.get_attn_backend().get_name()} {getattr(layer, 'isa', '')} {dims}")
+    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:8]
 
 
 def _dtype(config: VllmConfig, specs: Sequence[KVCacheSpec]) -> str:

@@ -155,7 +155,8 @@ class ServedEngine:
             self._detach()
         elif isinstance(message, ShareAs):
             if connector is not None and self._store is not None:
-                connector.share(message.weights)
+                [order, *_] = self._executor.collective_rpc("seer_kv_order")
+                connector.share(f"{message.weights} {order}")
         elif isinstance(message, ForgetGroup):
             if connector is not None:
                 connector.requests.forget_group(message.group_id)
@@ -329,7 +330,7 @@ def install() -> None:
         core_class.collective_rpc, lambda method, *_: not str(method).startswith(HARMLESS)
     )
     worker_class: Any = WorkerBase
-    for method in (seer_read_kv, seer_read_kv_part, seer_draft, seer_time_forward):
+    for method in (seer_kv_order, seer_read_kv, seer_read_kv_part, seer_draft, seer_time_forward):
         setattr(worker_class, method.__name__, method)
 
 
@@ -380,6 +381,13 @@ def _noticed(original: Any, changes: Callable[..., bool]) -> Any:
 
 
 # In the workers.
+
+
+def seer_kv_order(self: Any) -> str:
+    """Return a name of the order of KV within blocks."""
+    from seer_vllm.extension import WorkerExtension
+
+    return WorkerExtension.seer_kv_order(self)
 
 
 def seer_read_kv(self: Any, block_ids: list[int] | None) -> Bytes:
