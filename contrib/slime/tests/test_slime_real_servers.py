@@ -152,6 +152,23 @@ def test_divided_over_two_servers_a_batch_is_that_of_whole_responses_on_one(kept
     assert len(engines[-1].session.runtime.alive) == 2
 
 
+def test_an_evaluation_with_a_top_p_of_its_own_is_that_of_whole_responses_too(
+    kept, servers, routed, source, engines, evaluation_set
+):
+    evaluation_set.max_response_len = 96
+    found = []
+    for router, chunk_tokens in zip(routed, (16, 1024), strict=True):
+        args = kept(chunk_tokens)
+        args.eval_datasets = [evaluation_set]
+        args.sglang_router_ip, args.sglang_router_port = address_of(router)
+        output = generate_rollout(args, 0, source, evaluation=True)
+        found.append(output.data["held out"]["samples"])
+        assert engines[-1].session.result.summary.exactness == "exact"
+    require_same(*found)
+    divided, whole = (each.session.result.summary.chunks for each in engines)
+    assert divided > whole == 4
+
+
 def test_a_canary_finds_nothing_until_one_server_has_other_weights_and_then_slimes_own_rollout_runs(
     kept, whole, servers, own_client, source
 ):
