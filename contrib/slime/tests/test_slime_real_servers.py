@@ -170,14 +170,15 @@ def test_an_evaluation_with_a_top_p_of_its_own_is_that_of_whole_responses_too(
 
 
 def test_a_canary_finds_nothing_until_one_server_has_other_weights_and_then_slimes_own_rollout_runs(
-    kept, whole, servers, own_client, source
+    kept, whole, servers, own_client, source, engines
 ):
     wanted = whole(1, 1)
     args = kept(16)
     args.seer_canary, args.seer_canary_stop = 4, 1
     first = generate_rollout(args, 0, source)
     assert (figure(first, "canary_compared"), figure(first, "canary_different")) == (4, 0)
-    servers.load(2, servers.each[1], name="1")
+    address = engines[-1].session.runtime.engines["remote-1"].address  # of two, the first is believed
+    servers.load(2, *(each for each in servers.each if each.url == address), name="1")
     second = generate_rollout(args, 1, type(source)())
     require_same(samples_of(second), wanted)  # Seer has found the server out, and slime's router has not
     assert figure(second, "canary_compared") == 8
