@@ -51,6 +51,7 @@ from seer_vllm import adapters, internals, patches
 from seer_vllm.bench import VllmBench
 from seer_vllm.connector import StoreConnector
 from seer_vllm.draft_lengths import lengths_of
+from seer_vllm.formats import naming_format
 from seer_vllm.images import VllmImages
 from seer_vllm.kv_groups import bytes_per_token, room_of
 from seer_vllm.parts import check_kv_dtype, parts_of
@@ -109,7 +110,8 @@ class VllmAdapter(EngineAdapter):
             raise ValueError("without kv_cache_bytes vLLM would take nearly all memory; set it")
         # On a GPU it decides how many tokens a step prefills: 2,048 without, 8,192 or more with LLM's.
         usage = UsageContext.ENGINE_CONTEXT if current_platform.is_cpu() else UsageContext.LLM_CLASS
-        config = args.create_engine_config(usage)
+        with naming_format(settings.get("quantization")):
+            config = args.create_engine_config(usage)
         if current_platform.is_cpu() and "mamba" in mixers_of(config.model_config.hf_config.to_dict()):
             raise EngineError("vLLM's build for CPUs cannot compute Mamba-2: serve the model on a GPU")
         check_kv_dtype(config)
@@ -135,7 +137,8 @@ class VllmAdapter(EngineAdapter):
         patches.fork_ranks()
         self._base = checkpoint.first_weights(config.model_config.model)
         """The whole weights, to which adapters belong."""
-        self.engine = LLMEngine.from_vllm_config(config, usage, disable_log_stats=args.disable_log_stats)
+        with naming_format(config.model_config.quantization, lora=config.lora_config is not None):
+            self.engine = LLMEngine.from_vllm_config(config, usage, disable_log_stats=args.disable_log_stats)
         internals.check_engine(self.engine)
         self._end_token_ids = start.end_token_ids
         [runner, *_] = self._call("seer_install", start.end_token_ids)
