@@ -142,12 +142,10 @@ class Adapters:
         """Raise EngineError unless the layers hold these factors, and no others."""
         for name, layer in self._layers.items():
             names = self._names(name, layer)
-            if not names or getattr(layer, "tp_size", 1) > 1:
-                continue  # of several ranks each holds a part of them, which the fingerprint has
+            parts = _of_rank(layer, [given.get(part, (None, None)) for part in names])
             a, b = _stacked(layer)
-            for part, own_a, own_b in zip(names, a, b, strict=True):
-                own = own_a, own_b
-                if not all(map(_holds, own, given.get(part, (None, None)))):
+            for part, expected, *own in zip(names, parts, a, b, strict=bool(names)):
+                if not all(map(_holds, own, expected)):
                     raise EngineError(f"layer {name!r} does not hold the adapter's {part!r} as it was loaded")
 
     def _names(self, name: str, layer: Any) -> Sequence[str]:
@@ -162,6 +160,23 @@ class Adapters:
         mapper = getattr(self._manager._adapter_manager.model, "hf_to_vllm_mapper", None)
         renamed = None if mapper is None else mapper.get_rename_mapper()
         return str(parse_fine_tuned_lora_name(tensor, renamed)[0])
+
+
+Pair = tuple[torch.Tensor | None, torch.Tensor | None]
+"""The factors of a module; None for both if the adapter has none."""
+
+
+def _of_rank(layer: Any, pairs: Sequence[Pair]) -> Sequence[Pair]:
+    """Return the parts of factors that this rank's layer holds, as the layer itself divides them."""
+    if getattr(layer, "tp_size", 1) == 1 or not isinstance(layer, BaseLinearLayerWithLoRA) or not pairs:
+        return pairs  # of the output head each rank holds all
+    if len(pairs) > 1:
+        a, b = zip(*pairs, strict=True)
+        return list(zip(layer.slice_lora_a([*a]), layer.slice_lora_b([*b]), strict=True))
+    [(one_a, one_b)] = pairs
+    if one_a is None or one_b is None:
+        return pairs
+    return [(layer.slice_lora_a(one_a), layer.slice_lora_b(one_b))]
 
 
 def _stacked(layer: Any) -> tuple[list[Tensor], list[Tensor]]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import attrs
 import numpy as np
 import pytest
 from seer_host.shared_weights import SharedWeights
@@ -232,6 +233,50 @@ def test_an_adapter_rewritten_in_place_is_a_new_version_and_until_then_changes_n
     assert tokens["killed"] == tokens["restarted"] == tokens["refused"] == tokens["one"] != tokens["plain"]
     assert tokens["two"] == tokens["expected"]
     assert all(text != tokens["one"][name] for name, text in tokens["two"].items())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("room", [0, 2 * RANK], ids=["merged", "beside"])
+def test_two_ranks_with_an_adapter_write_the_tokens_of_one_and_move_them(
+    start, models, make_pool, prompts, moved, tmp_path, room
+):
+    pool, asked = make_pool(32 << 20), prompts(5)
+    one = start(models[0], lora_rank=room)
+    pair = [start(models[0], None, pool, at, lora_rank=room, tensor_parallel=2) for at in range(2)]
+    tokens, fingerprints = [scores(one, asked)[0]], {each.info.fingerprint for each in pair}
+    for seed in (1, 2):
+        spec = save(tmp_path / "adapter", adapter_of(models[0], seed))
+        update(one, spec)
+        fingerprints |= {update(each, spec) for each in pair}
+        whole, logprobs = scores(one, asked)
+        found = scores(pair[0], asked)
+        assert found[0] == whole
+        assert np.abs(found[1] - logprobs).max() < 1e-4
+        responses, rounds = moved(pair, asked, PLAIN, TOKENS, 32)
+        assert responses == whole
+        assert sum(output.pool_tokens for output in rounds[1]) > 0
+        tokens.append(whole)
+    assert len(fingerprints) == 3
+    assert tokens[0] != tokens[1] != tokens[2]
+    with pytest.raises(EngineError, match="its rank is 9 by the adapter's config"):
+        update(pair[0], save(tmp_path / "other", adapter_of(models[0], 3), CONFIG | {"r": 9}))
+    assert scores(pair[0], asked)[0] == tokens[2]
+    for each in pair:
+        update(each, directory(models[0]))
+    assert scores(pair[1], asked)[0] == tokens[0]
+    for each in (one, *pair):
+        each.run(each.engine.stop())
+
+
+@pytest.mark.long
+def test_a_rank_that_holds_another_part_of_an_adapter_is_noticed(start, models, tmp_path):
+    def change(launch):
+        return attrs.evolve(launch, instance="broken_rank:ChangingRank")
+
+    ranks = start(models[0], change=change, lora_rank=RANK, tensor_parallel=2)
+    ranks.used_up = True
+    with pytest.raises(EngineError, match=r"does not hold the adapter's .* as it was loaded"):
+        update(ranks, save(tmp_path / "adapter", adapter_of(models[0], 1)))
 
 
 def test_a_mixture_has_no_adapters_beside_it_where_triton_is_missing(start, tmp_path):
