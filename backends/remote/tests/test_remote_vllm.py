@@ -392,7 +392,7 @@ def test_a_stock_server_is_refused_by_default_and_serves_a_run_that_requires_les
 
 @pytest.mark.long
 def test_a_server_with_the_second_runner_shares_with_one_with_the_first(
-    request, serve_seer, share, models, prompts, moved
+    serve_seer, share, models, prompts, moved
 ):
     """Its kernels run in Triton's interpreter."""
     server = serve_seer(
@@ -404,16 +404,18 @@ def test_a_server_with_the_second_runner_shares_with_one_with_the_first(
         SEER_GROUPED_DRAFTS="1",
         VLLM_USE_V2_MODEL_RUNNER="1",
     )
-    pair = request.getfixturevalue("pair")  # starts beside it
-    server.await_ready()
-    (first, second), _ = share(pair[0], server)
+    other = serve_seer(models[0])
+    for each in (other, server):
+        each.await_ready()
+    (first, second), _ = share(other, server)
     sampling, tokens = Sampling(1.0, ignore_eos=True), 64
     wanted = first.whole(prompts(2), sampling, tokens)
     first.group = second.group = "again"
     responses, rounds = moved([first, second], prompts(2), sampling, tokens, 24)
     assert responses == wanted
     assert min(output.pool_tokens for outputs in rounds[1:] for output in outputs) >= 32
-    server.kill()
+    for each in (other, server):
+        each.kill()
 
 
 @pytest.mark.long
