@@ -258,7 +258,9 @@ def test_drafts_padded_to_one_length_change_no_token_and_keep_steps_uniform(
     harness.group = "mixed"
     assert harness.whole(prompts(6), PLAIN, 100) == expected
     assert harness.divided(prompts(6), PLAIN, 100, 48) == expected
-    drafted = [output.drafted_at for output in harness.outputs.values()]
+    # In a chunk of a few tokens the source may draft nothing, by chance and by what arrives together.
+    drafted = [output.drafted_at for output in harness.outputs.values() if len(output.token_ids) > 20]
+    assert drafted
     if uniform:
         assert {len(each) for each in drafted} == {DRAFT_TOKENS}
     else:
