@@ -199,9 +199,18 @@ class RanksContract:
         a, b = pair
         firsts = a.run(a.chunks([a.job(prompt, 70, i, PLAIN) for i, prompt in enumerate(prompts(3))]))
         texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts(3), firsts, strict=True)]
-        for i, text in enumerate(texts):
-            a.engine.submit(a.job(text, 600, i, GOING_ON))
-        a.run(a.until(lambda: any(report.running for report in a.reports[-1:])))
+        jobs, seen = [a.job(text, 600, i, GOING_ON) for i, text in enumerate(texts)], len(a.reports)
+        for job in jobs:
+            a.engine.submit(job)
+        a.run(
+            a.until(
+                lambda: (
+                    any(report.running for report in a.reports[seen:])
+                    or all(job.id in a.answers for job in jobs)
+                )
+            )
+        )
+        assert not [a.failures[job.id] for job in jobs if job.id in a.failures]
         home = Path(f"/proc/{a.pid}/cwd").resolve().name
         rank = rank_of(a.pid, self.second)
         assert not [name for name in shared_by(a.pid, rank) if name.startswith(("psm_", "sem.mp-"))]
