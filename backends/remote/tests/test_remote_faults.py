@@ -197,11 +197,21 @@ def test_new_weights_are_no_reason_for_another_test_where_no_server_can_be_compa
     assert after == before
 
 
-def test_a_server_that_joins_is_compared_with_one_that_has_joined(fake, fleet_of, tmp_path):
+@pytest.fixture
+def listing(fleet_of, tmp_path):
+    """Return a function that lists a server in a file; it returns the file and the fleet of its servers."""
+
+    def listing(server):
+        file = tmp_path / "servers"
+        file.write_text(f"{server.url}\n")
+        return file, fleet_of(urls_file="servers", base_dir=tmp_path)
+
+    return listing
+
+
+def test_a_server_that_joins_is_compared_with_one_that_has_joined(fake, listing):
     one, two, three = fake(), fake(), fake(device=1)
-    file = tmp_path / "servers"
-    file.write_text(f"{one.url}\n")
-    fleet = fleet_of(urls_file="servers", base_dir=tmp_path)
+    file, fleet = listing(one)
 
     async def play():
         async with runtime_of(fleet) as runtime:
@@ -218,13 +228,9 @@ def test_a_server_that_joins_is_compared_with_one_that_has_joined(fake, fleet_of
     assert f"draws other tokens from a seed than the one at {two.url}" in refused
 
 
-def test_a_server_that_is_just_joining_keeps_none_from_sleeping_and_joins_once_they_wake(
-    fake, fleet_of, tmp_path
-):
+def test_a_server_that_is_just_joining_keeps_none_from_sleeping_and_joins_once_they_wake(fake, listing):
     one, two = fake(), fake(token_s=3600.0)  # whose test never ends
-    file = tmp_path / "servers"
-    file.write_text(f"{one.url}\n")
-    fleet = fleet_of(urls_file="servers", base_dir=tmp_path)
+    file, fleet = listing(one)
 
     async def play():
         async with runtime_of(fleet) as runtime:
@@ -241,13 +247,11 @@ def test_a_server_that_is_just_joining_keeps_none_from_sleeping_and_joins_once_t
 
 
 def test_a_server_that_joins_without_the_weights_of_the_others_is_looked_at_again_with_new_ones(
-    fake, fleet_of, tmp_path, monkeypatch
+    fake, listing, monkeypatch
 ):
     monkeypatch.setattr(fleet_module, "FIRST_WAIT_S", 3600.0)
     one, two = fake(label="step 1"), fake()
-    file = tmp_path / "servers"
-    file.write_text(f"{one.url}\n")
-    fleet = fleet_of(urls_file="servers", base_dir=tmp_path)
+    file, fleet = listing(one)
 
     async def play():
         async with runtime_of(fleet) as runtime:

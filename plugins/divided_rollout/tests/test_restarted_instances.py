@@ -126,8 +126,9 @@ def test_no_instance_stays_idle_however_fast_another_is_held_to_be(aparts):
         assert max(idle.values()) < 2 * FORGET_CHOICES
 
 
-def test_an_instance_that_starts_beside_a_fast_one_works_from_its_first_second():
-    placer, instances = KvAware(0.25, 0.75), []
+def a_fast_one_and_a_newcomer(placer):
+    """Return two instances of a placer: one that has been fast, and one that starts beside it."""
+    instances = []
     for number, name in enumerate(("fast", "newcomer")):
         instances.append(InstanceStatus(InstanceInfo(name, KV, 32, 32, 1024), number))
         placer.instance_changed(instances[-1])
@@ -135,6 +136,12 @@ def test_an_instance_that_starts_beside_a_fast_one_works_from_its_first_second()
             pace = placer.pace_of(instances[0])
             pace.apart, pace.slowness = -log(2), 0.5
             placer.pace_changed(instances[0])
+    return instances
+
+
+def test_an_instance_that_starts_beside_a_fast_one_works_from_its_first_second():
+    placer = KvAware(0.25, 0.75)
+    instances = a_fast_one_and_a_newcomer(placer)
     chosen = []
     for number in range(4):
         request = Request(GroupContext("g", number, 1, 4, TOKENS), 0)
@@ -145,13 +152,7 @@ def test_an_instance_that_starts_beside_a_fast_one_works_from_its_first_second()
 
 
 def test_without_a_weight_for_speed_an_instance_that_starts_beside_a_fast_one_is_in_its_heap():
-    placer, instances = KvAware(0.25, 0.75, speed_weight=0.0), []
-    for number, name in enumerate(("fast", "newcomer")):
-        instances.append(InstanceStatus(InstanceInfo(name, KV, 32, 32, 1024), number))
-        placer.instance_changed(instances[-1])
-        if name == "fast":
-            pace = placer.pace_of(instances[0])
-            pace.apart, pace.slowness = -log(2), 0.5
-            placer.pace_changed(instances[0])
+    placer = KvAware(0.25, 0.75, speed_weight=0.0)
+    instances = a_fast_one_and_a_newcomer(placer)
     assert [placer.speed(None, each, None) for each in instances] == [0, 0]
     assert len(placer._heaps) == 1
