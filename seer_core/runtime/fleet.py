@@ -250,8 +250,7 @@ class Fleet:
             self._adding -= 1
         self._admit(info)
         self._controller.apply_guarded(InstanceStarted(info))
-        if (reason := self._lost_early.pop(info.id, None)) is not None:
-            self.lost(info.id, reason)
+        self._lose_early(info.id)
         return info
 
     async def _join(self, engine: InstanceClient) -> InstanceInfo:
@@ -431,6 +430,7 @@ class Fleet:
                 await self._pause(pause_s)
             try:
                 await self._find_place(engine)
+                self._lost_early.pop(engine.id, None)
                 info = await self._start(engine)
             except NoPlaceError:  # another has taken the place meanwhile
                 continue
@@ -446,6 +446,7 @@ class Fleet:
                 continue
             self._admit(info, "instance_restarted")
             self._controller.apply_guarded(InstanceStarted(info))
+            self._lose_early(info.id)
             return
         log.error(
             "instance_failed",
@@ -631,6 +632,11 @@ class Fleet:
         self._controller.apply_guarded(InstanceLost(instance_id, reason))
         engine = self.engines[instance_id]
         self._begin_restart(engine, reason, planned=isinstance(engine, ForeignInstance))
+
+    def _lose_early(self, instance_id: str) -> None:
+        """Lose an instance that was lost before it was admitted."""
+        if (reason := self._lost_early.pop(instance_id, None)) is not None:
+            self.lost(instance_id, reason)
 
     def leaving(self, instance_id: str, reason: str) -> None:
         """Give the chunks of an instance that has to leave its place to others, and start it elsewhere."""

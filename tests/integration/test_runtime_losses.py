@@ -110,6 +110,31 @@ def test_a_restarted_instance_takes_over_what_waits(by_hand, hand, some_groups):
     assert play(run()).completions[0].token_ids == [5, 6, 7]
 
 
+def test_an_instance_that_dies_as_it_comes_back_is_started_once_more(by_hand, hand, some_groups):
+    class DyingAgain(hand):
+        async def start(self, sink):
+            self.jobs.clear()
+            info = await super().start(sink)
+            if self.starts == 2:
+                self.die()
+            return info
+
+    engine = DyingAgain()
+
+    async def run():
+        async with by_hand(engine, restarts=RestartsTable(backoff_s=0.0)) as runtime:
+            under_way = runtime.rollout(some_groups(1, 1))
+            engine.die()
+            await turns(20)
+            assert engine.starts == 3
+            engine.finish(tokens=3)
+            return await under_way.wait()
+
+    result = play(run())
+    assert result.completions[0].token_ids == [5, 6, 7]
+    assert result.summary.instances_lost == 2
+
+
 def test_when_no_instance_is_left_the_rollout_ends_and_keeps_what_has_finished(simulated, some_groups):
     async def run():
         seer = SeerTable(restarts=RestartsTable(attempts=0))
