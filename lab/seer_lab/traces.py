@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -13,8 +13,15 @@ from seer_host.json_files import UNREADABLE, describe_flaw, read_bytes
 from seer_trace.records import read_trace
 
 from seer_core.errors import PromptError, quote
-from seer_core.model.events import ChunkFinished, Complete, GroupSpec, GroupsSubmitted
-from seer_lab.lengths import GroupLengths, Tokens
+from seer_core.model.events import (
+    AskEnvironment,
+    ChunkFinished,
+    Complete,
+    EnvironmentAnswered,
+    GroupSpec,
+    GroupsSubmitted,
+)
+from seer_lab.lengths import GroupLengths, RecordedTurn, Tokens
 from seer_lab.trajectories import TRAJECTORY, TrajectoryLine, flaws_of, iterations_of
 
 __all__ = ["read_lengths"]
@@ -179,29 +186,38 @@ TRAJECTORIES = LineFormat(TrajectoryLine, TRAJECTORY, flaws_of, iterations_of)
 
 
 def _of_run(path: Path) -> list[GroupLengths]:
-    """Return the groups of a run, by its trace."""
+    """Return the groups of a run, by its trace; they have turns if an environment answered any."""
     specs: dict[str, GroupSpec] = {}
     lengths: Counter[str] = Counter()
+    turns: defaultdict[str, list[tuple[int, float | None, int]]] = defaultdict(list)
+    asked_s: dict[str, float] = {}
     over: dict[str, str] = {}
     for record in read_trace(path):
-        if isinstance(record.event, GroupsSubmitted):
-            for spec in record.event.groups:
-                if spec.id in specs:
-                    raise PromptError(
-                        f"{path}: group {quote(spec.id)} was submitted twice, so lengths are mixed;"
-                        " use a run that gave each group its own id"
-                    )
-                specs[spec.id] = spec
-        elif isinstance(record.event, ChunkFinished):
-            lengths[record.event.request_id] += record.event.tokens
-        over |= {
-            command.request_id: command.finish_reason
-            for command in record.commands
-            if isinstance(command, Complete)
-        }
-    groups = []
+        match record.event:
+            case GroupsSubmitted(groups):
+                for spec in groups:
+                    if spec.id in specs:
+                        raise PromptError(
+                            f"{path}: group {quote(spec.id)} was submitted twice, so lengths are mixed;"
+                            " use a run that gave each group its own id"
+                        )
+                    specs[spec.id] = spec
+                    lengths.update({f"{spec.id}/{at}": each.tokens for at, each in enumerate(spec.resumed)})
+            case ChunkFinished(request_id, _, tokens):
+                lengths[request_id] += tokens
+            case EnvironmentAnswered(request_id, tokens):
+                tool_s = record.now - asked_s.get(request_id, record.now)
+                turns[request_id].append((_unanswered(lengths, turns, request_id), tool_s, tokens))
+                lengths[request_id] += tokens
+        for command in record.commands:
+            if isinstance(command, Complete):
+                over[command.request_id] = command.finish_reason
+            elif isinstance(command, AskEnvironment):
+                asked_s[command.request_id] = record.now
+    has_turns = bool(turns)
+    found = []
     for spec in specs.values():
-        tokens = []
+        trajectories = []
         for index in range(spec.n):  # a damaged file may have any number
             name = f"{spec.id}/{index}"
             if (reason := over.get(name, "unfinished")) not in ("stop", "length"):
@@ -209,20 +225,37 @@ def _of_run(path: Path) -> list[GroupLengths]:
                     f"{path}: request {quote(name)} is {reason}, so its length is unknown; use a run"
                     " that finished"
                 )
-            tokens.append(lengths[name])
+            if has_turns and index < len(spec.resumed) and spec.resumed[index].tokens:
+                raise PromptError(
+                    f"{path}: request {quote(name)} was begun by an earlier process, so its turns are"
+                    " unknown; use a run that was not resumed"
+                )
+            if rest := _unanswered(lengths, turns, name):
+                turns[name].append((rest, None, 0))
+            trajectories.append(turns[name])
         fields = {
             "group": spec.id,
             "prompt_tokens": spec.prompt_tokens,
-            "output_tokens": tokens,
+            "output_tokens": [lengths[f"{spec.id}/{index}"] for index in range(spec.n)],
             "max_tokens": spec.max_tokens,
         }
         try:
             line = msgspec.convert(fields, LengthsLine)
+            recorded = msgspec.convert(trajectories, tuple[tuple[RecordedTurn, ...], ...])
         except msgspec.ValidationError as error:
             raise PromptError(
                 f"{path}: group {quote(spec.id)}: {describe_flaw(error)}; use a run that finished"
             ) from error
-        groups.append(GroupLengths(spec.id, line.prompt_tokens, line.output_tokens, spec.max_tokens))
-    if not groups:
+        lines = line.prompt_tokens, line.output_tokens, spec.max_tokens
+        found.append(GroupLengths(spec.id, *lines, recorded if has_turns else ()))
+    if not found:
         raise PromptError(f"{path}: nothing to simulate: no group was submitted")
-    return groups
+    return found
+
+
+def _unanswered(
+    lengths: Mapping[str, int], turns: Mapping[str, Sequence[tuple[int, float | None, int]]], request_id: str
+) -> int:
+    """Return how many tokens a response has behind its last answer."""
+    answered = sum(written + answer for written, _, answer in turns.get(request_id, ()))
+    return lengths.get(request_id, 0) - answered

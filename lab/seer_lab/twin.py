@@ -23,7 +23,7 @@ from seer_trace.records import read_trace
 
 from seer_core.errors import ConfigError, PromptError, quote
 from seer_core.model import ChunkRecord, Completion, InstanceInfo
-from seer_core.model.events import InstanceReported, InstanceStarted
+from seer_core.model.events import GroupsSubmitted, InstanceReported, InstanceStarted
 from seer_lab.fit import Fit, fit
 from seer_lab.recorded import read_recorded
 from seer_lab.texts import RecordedText
@@ -76,7 +76,7 @@ def make_twin(config: Config, profile: Profile, run: Path) -> tuple[Twin, Fit]:
     groups = recorded.iterations[0]
     is_run = (run / TRACE).exists()
     if is_run:
-        _same_engine(info, run)
+        _check_run(info, run)
     engine = config.engine.get(name, {})
     sim: dict[str, Any] = {
         "instances": profile.instances,
@@ -115,9 +115,16 @@ def _text(run: Path) -> RecordedText:
     )
 
 
-def _same_engine(info: InstanceInfo, run: Path) -> None:
-    """Refuse a run on instances that hold more or less than those of the profile."""
+def _check_run(info: InstanceInfo, run: Path) -> None:
+    """Refuse a run on instances that hold more or less than those of the profile, or that was resumed."""
     for record in read_trace(run / TRACE):
+        if isinstance(record.event, GroupsSubmitted) and any(
+            each.tokens for group in record.event.groups for each in group.resumed
+        ):
+            raise PromptError(
+                f"{run} was resumed, so its times are those of its last process alone; name a run that one"
+                " process made"
+            )
         if isinstance(record.event, InstanceStarted):
             for limit in ("kv_capacity_tokens", "block_tokens", "max_running", "max_model_tokens"):
                 mine, theirs = getattr(info, limit), getattr(record.event.info, limit)

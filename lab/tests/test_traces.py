@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from seer_lab.lengths import GroupLengths
+from seer_lab.lengths import GroupLengths, RecordedTurn
 from seer_lab.traces import read_lengths
 from seer_lab.workload_choice import choose_workload
 
@@ -188,3 +188,72 @@ def test_a_trace_in_which_a_response_is_over_without_a_chunk_is_refused(tmp_path
     (tmp_path / "trace.jsonl").write_text(json.dumps(record))
     with pytest.raises(PromptError, match=r"group 'g': output_tokens\[0\]: expected `int` >= 1"):
         read_lengths(tmp_path)
+
+
+def submitted(**fields):
+    group = {"id": "g", "prompt_tokens": 3, "n": 1, "max_tokens": 90} | fields
+    return {"now": 0.0, "event": {"type": "GroupsSubmitted", "groups": [group]}, "commands": []}
+
+
+def chunk(now, tokens, *commands, stopped=True):
+    event = {"type": "ChunkFinished", "request_id": "g/0", "instance_id": "i", "tokens": tokens}
+    return {"now": now, "event": event | {"stopped": stopped}, "commands": list(commands)}
+
+
+def answered(now, tokens, *commands, done=False):
+    event = {"type": "EnvironmentAnswered", "request_id": "g/0", "tokens": tokens, "done": done}
+    return {"now": now, "event": event, "commands": list(commands)}
+
+
+ASKED = {"type": "AskEnvironment", "request_id": "g/0"}
+STOPPED = {"type": "Complete", "request_id": "g/0", "finish_reason": "stop"}
+CUT = {"type": "Complete", "request_id": "g/0", "finish_reason": "length"}
+
+
+def trace(folder, *records):
+    (folder / "trace.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def test_a_resumed_response_is_as_long_as_both_processes_made_it(tmp_path):
+    run = trace(tmp_path, submitted(resumed=[{"tokens": 7}]), chunk(1.0, 4, STOPPED))
+    [[group]] = read_lengths(run)
+    assert group.output_tokens == (11,)
+
+
+def test_turns_of_a_run_have_the_times_and_the_tokens_of_their_answers(tmp_path):
+    run = trace(
+        tmp_path,
+        submitted(turns=True),
+        chunk(1.0, 5, stopped=False),
+        chunk(2.0, 4, ASKED),
+        answered(2.5, 8),
+        chunk(3.0, 6, ASKED),
+        answered(5.0, 0, STOPPED, done=True),
+    )
+    [[group]] = read_lengths(run)
+    assert group.turns == ((RecordedTurn(9, 0.5, 8), RecordedTurn(6, 2.0, 0)),)
+    assert group.output_tokens == (23,)
+
+
+def test_a_response_that_its_limit_ends_behind_an_answer_has_one_more_turn(tmp_path):
+    run = trace(
+        tmp_path,
+        submitted(turns=True),
+        chunk(2.0, 4, ASKED),
+        answered(2.5, 8),
+        chunk(3.0, 78, CUT, stopped=False),
+    )
+    [[group]] = read_lengths(run)
+    assert group.turns == ((RecordedTurn(4, 0.5, 8), RecordedTurn(78, None, 0)),)
+
+
+def test_a_resumed_run_whose_turns_were_answered_is_refused(tmp_path):
+    run = trace(
+        tmp_path,
+        submitted(turns=True, resumed=[{"tokens": 7}]),
+        chunk(2.0, 4, ASKED),
+        answered(2.5, 8, STOPPED, done=True),
+    )
+    with pytest.raises(PromptError, match="request 'g/0' was begun by an earlier process"):
+        read_lengths(run)

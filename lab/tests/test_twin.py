@@ -239,6 +239,19 @@ def test_a_run_on_larger_instances_is_refused(seer, sitting, changed_file):
     assert "ran on one with 8192" in words
 
 
+def test_a_run_that_two_processes_made_is_refused(seer, short_sitting, tmp_path):
+    folder = tmp_path / "folder"
+    shutil.copytree(short_sitting, folder)
+    trace = folder / "run" / "trace.jsonl"
+    submitted = next(line for line in trace.read_text().splitlines() if "GroupsSubmitted" in line)
+    record = json.loads(submitted)
+    record["event"]["groups"][0]["resumed"] = [{"tokens": 3}, {"tokens": 0}]
+    trace.write_text(trace.read_text().replace(submitted, json.dumps(record)))
+    result = twin(seer, folder)
+    assert result.exit_code == 2
+    assert "was resumed, so its times are those of its last process alone" in " ".join(result.stderr.split())
+
+
 def test_an_arm_that_the_config_has_not_is_named(seer, sitting, changed_file):
     path = changed_file("compare.json", lambda arms: arms[1].update(name="+ divided_rolout"))
     result = twin(seer, sitting, "--compare", path)
