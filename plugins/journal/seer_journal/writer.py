@@ -107,9 +107,13 @@ class RecordWriter:
 
     def _write(self, records: list[Record]) -> None:
         if self._size > self._segment_bytes:
-            os.close(self._file)
+            before = self._file
             self._number += 1
-            self._open_segment()
+            try:
+                self._open_segment()
+            finally:
+                if self._file != before:
+                    os.close(before)
             self._drop_oldest()
         self._append(b"".join(map(encode, records)))
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -283,6 +284,24 @@ def test_a_disk_that_fails_ends_the_journal_and_no_wait(tmp_path, monkeypatch, c
         chunk(journal, "a/1", 0, [7])  # dropped
         asyncio.run(journal.synced())
     assert written(tmp_path / "j")[0][1] == ([], None)
+
+
+def test_a_journal_whose_next_file_cannot_be_made_closes_no_file_of_others(tmp_path):
+    async def fill(journal):
+        journal.begin(GROUPS, 0, {})
+        chunk(journal, "a/0", 0, [7])
+        await journal.synced()
+        shutil.rmtree(journal.directory)
+        chunk(journal, "a/0", 1, [8])
+        await journal.synced()
+
+    journal = DiskJournal(tmp_path / "journal", segment_bytes=1)
+    asyncio.run(fill(journal))
+    assert "No such file" in journal.failed
+    with (tmp_path / "mine").open("w") as mine:
+        journal.close()
+        mine.write("still open")
+    assert (tmp_path / "mine").read_text() == "still open"
 
 
 def test_a_disk_that_hangs_is_given_up(tmp_path, monkeypatch):
