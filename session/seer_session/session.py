@@ -368,6 +368,8 @@ class SessionRollout:
         self._call = session._call
         self._runtime = session.runtime
         self._rollout = rollout
+        self._adding = asyncio.Lock()
+        """Held from the naming of groups, which goes by those before them, until they are added."""
 
     def add(self, records: Iterable[Mapping[str, Any]], iteration: int | None = None) -> None:
         """Roll out these prompts as well, once there is room; for the arguments see ``Runtime.groups``."""
@@ -375,12 +377,13 @@ class SessionRollout:
 
     async def _add(self, records: Iterable[Mapping[str, Any]], iteration: int | None) -> None:
         records = list(records)
-        if any(map(names_images, records)):
-            groups = await asyncio.to_thread(self._runtime.groups, records, iteration)
-        else:
-            groups = self._runtime.groups(records, iteration)
-        await self._rollout.room(sum(group.n for group in groups))
-        self._rollout.add(groups)
+        async with self._adding:
+            if any(map(names_images, records)):
+                groups = await asyncio.to_thread(self._runtime.groups, records, iteration)
+            else:
+                groups = self._runtime.groups(records, iteration)
+            await self._rollout.room(sum(group.n for group in groups))
+            self._rollout.add(groups)
 
     def close(self) -> None:
         """Take no more prompts: iterating ends once everything is over.  Idempotent."""

@@ -81,6 +81,26 @@ def test_prompts_may_be_added_by_some_threads_while_others_read(config):
     assert tokens(found) == tokens(expected.completions)
 
 
+def test_a_prompt_that_waits_for_room_beside_itself_gets_a_name_of_its_own(played, hand):
+    class AnswersInTurn(hand):
+        """It answers in a turn of the event loop, behind those that add prompts."""
+
+        def submit(self, job):
+            super().submit(job)
+            asyncio.get_running_loop().call_soon(self.finish, job.id)
+
+    async def add(rollout):
+        record = {"prompt_token_ids": [5], "n": 1, "max_tokens": 4}
+        await asyncio.gather(*(rollout._add([record], 0) for _ in range(3)))
+
+    with played(AnswersInTurn()) as session, session.open(most_requests=1) as rollout:
+        session.submit(add(rollout)).result(PATIENCE_S)
+        rollout.close()
+        found = list(rollout)
+    assert sorted(each.group_id.partition("-")[2] for each in found) == ["", "2", "3"]
+    assert len({each.seed for each in found}) == 3
+
+
 def test_an_open_rollout_that_is_left_gives_up_the_rest(config):
     with Session(config) as session:
         with session.open() as rollout:
