@@ -200,6 +200,8 @@ class Transcripts:
                 transcript.prompt_logprobs = response.prompt_logprobs
                 transcript.turns, transcript.attachments = response.turns, response.attachments
                 transcript.turn_start = sum(turn.tokens + turn.answer_tokens for turn in response.turns)
+                if response.turns and transcript.turn_start == len(response.token_ids):
+                    transcript.unread = response.turns[-1].answer_tokens
                 if response.top_logprobs is not None:
                     transcript.top_logprobs = response.top_logprobs
                 if self.sharing:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from seer_host.text import text_before_stop
 
-from seer_core.model import PromptGroup, Sampling, TurnRecord, WrittenResponse
+from seer_core.model import ChunkRecord, PromptGroup, Sampling, TurnRecord, WrittenResponse
 from seer_core.model.arrays import LEAST_LOGPROB, Logprobs, Tokens, TopLogprobs
 from seer_core.model.events import Complete, Dispatch, EnvironmentAnswered, ResumedResponse
 from seer_core.ports.engine import ChunkOutput
@@ -124,6 +124,22 @@ def test_the_environment_s_tokens_are_not_counted_as_recomputed():
     write(book, [11, 12, 13], stopped=True, prefilled=4, computed=6)
     chunks = book.complete(Complete("a/0", "stop"), 6.0).completion.chunks
     assert [chunk.recomputed_tokens for chunk in chunks] == [0, 0]
+
+
+@pytest.mark.parametrize(("behind", "recomputed"), [([], 4), ([11], 8)])
+def test_an_answer_that_an_earlier_process_got_is_not_recomputed_either_unless_it_was_read(
+    behind, recomputed
+):
+    chunks = [ChunkRecord("x", count, 0.0, 1.0, 0, 3, 0, 0, 0) for count in (2, 1)[: 1 + len(behind)]]
+    tokens = [7, 61, 8, 9, 10, *behind]
+    left = WrittenResponse(
+        Tokens(tokens), Logprobs([-0.5] * len(tokens)), chunks, turns=[TurnRecord(2, 3, 0.5)]
+    )
+    book = book_of(group(), [left, WrittenResponse()])
+    # All before is computed again, and then the first two new ones.
+    write(book, [12, 13, 14], stopped=True, prefilled=3 + len(tokens), computed=5 + len(tokens))
+    completion = book.complete(Complete("a/0", "stop"), 6.0).completion
+    assert completion.chunks[-1].recomputed_tokens == recomputed
 
 
 def test_most_probable_tokens_have_places_for_the_environment_s_tokens():
