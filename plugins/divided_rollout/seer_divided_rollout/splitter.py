@@ -78,6 +78,7 @@ class AffordableChunks(Splitter):
     def __init__(self, *, whole_on_servers: bool = False) -> None:
         self._keeps_whole = whole_on_servers
         self._instances: dict[str, InstanceInfo] = {}
+        self._last_is_lost = False
         self._block = BLOCK_TOKENS
         self._most = self._block * FEWEST_BLOCKS
         self._least = 0.0
@@ -86,14 +87,19 @@ class AffordableChunks(Splitter):
 
     def instance_started(self, instance: InstanceStatus) -> None:
         """Note what a chunk's end costs there."""
+        if self._last_is_lost:
+            self._instances.clear()
+            self._last_is_lost = False
         self._instances[instance.id] = instance.info
         self._weigh()
 
     def instance_lost(self, instance: InstanceStatus) -> None:
-        """Forget the instance, unless no other is left."""
+        """Forget the instance; the last one counts until another has started."""
         if len(self._instances) > 1:
             del self._instances[instance.id]
             self._weigh()
+        else:
+            self._last_is_lost = True
 
     def split(self, request: Request) -> int:
         """Return the next chunk's ``max_tokens``.

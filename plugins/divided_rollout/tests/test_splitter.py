@@ -142,6 +142,14 @@ def test_of_unlike_instances_the_mean_counts_while_they_live():
     assert splitter.length(0) == splitter_on(large).length(0)
 
 
+def test_the_last_instance_that_was_lost_does_not_count_beside_the_next_one():
+    large, small = INFO, msgspec.structs.replace(INFO, kv_capacity_tokens=1 << 12)
+    splitter = splitter_on(small)
+    splitter.instance_lost(InstanceStatus(msgspec.structs.replace(small, id="i0"), 0))
+    splitter.instance_started(InstanceStatus(msgspec.structs.replace(large, id="i1"), 1))
+    assert splitter.length(0) == splitter_on(large).length(0)
+
+
 def test_what_was_not_measured_is_assumed():
     unknown = InstanceInfo("a", 1 << 20, 16, 256, 1 << 17)
     assert splitter_on(unknown).length(0) == splitter_on(INFO).length(0)
