@@ -12,12 +12,16 @@ from seer_cli.report.feed import RunFeed
 from seer_core.errors import InputError, OutputError
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
+    AskEnvironment,
     ChunkFinished,
     Complete,
     Dispatch,
     GroupSpec,
     GroupsSubmitted,
+    InstanceReported,
     InstanceStarted,
+    RolloutPaused,
+    RolloutResumed,
 )
 from tests.cli.helpers import BOUND_S, lines_of
 from tests.support.eventually import eventually
@@ -212,6 +216,45 @@ def test_a_run_without_an_end_is_read_in_windows_and_open_requests_go_on_in_the_
     for number in range(10):
         show_rollout(feed, 200.0 + 100 * number, f"later{number}")
     assert [run.all_groups for run in feed.runs()] == [1, 1]
+
+
+def test_a_window_that_begins_in_a_pause_counts_waits_as_paused():
+    feed = RunFeed("served", window_s=60.0)
+    feed.observe(0.0, started(), [])
+    show_rollout(feed, 1.0, "a", open_requests=1)
+    feed.observe(50.0, RolloutPaused(), [])
+    feed.observe(51.0, ChunkFinished("a/0", "x", 7, False), [])
+    feed.observe(70.0, InstanceReported("x", 0, 0, 0.0), [])  # beyond the first window
+    feed.observe(90.0, RolloutResumed(), [Dispatch("a/0", "x", 93, 16, False)])
+    now = feed.runs()[-1]
+    assert {cause: seconds for cause, seconds in now.waited_s.items() if seconds} == {"paused": 39.0}
+
+
+def test_in_a_window_that_begins_beside_an_environment_its_response_does_not_wait():
+    feed = RunFeed("served", window_s=60.0)
+    feed.observe(0.0, started(), [])
+    group = GroupSpec("a", prompt_tokens=4, n=1, max_tokens=100, turns=True)
+    feed.observe(1.0, GroupsSubmitted((group,)), [Dispatch("a/0", "x", 100, 16, False)])
+    feed.observe(50.0, ChunkFinished("a/0", "x", 7, True), [AskEnvironment("a/0")])
+    feed.observe(70.0, InstanceReported("x", 0, 0, 0.0), [])  # beyond the first window
+    feed.observe(90.0, InstanceReported("x", 0, 0, 0.0), [])
+    now = feed.runs()[-1]
+    assert not any(now.waited_s.values())
+    assert not any(now.waiting)
+
+
+def test_a_response_that_moves_in_the_next_window_has_moved():
+    feed, whole = RunFeed("served", window_s=60.0), RunFeed("served")
+    for each in (feed, whole):
+        each.observe(0.0, started(), [])
+        each.observe(0.0, InstanceStarted(InstanceInfo("y", 1024, 16, 4, 1024)), [])
+        show_rollout(each, 1.0, "a", open_requests=1)
+        each.observe(51.0, ChunkFinished("a/0", "x", 7, False), [Dispatch("a/0", "y", 93, 16, True)])
+        each.observe(70.0, InstanceReported("x", 0, 0, 0.0), [])  # beyond the first window
+        each.observe(90.0, ChunkFinished("a/0", "y", 30, True, 30, 10, 5), [Complete("a/0", "stop")])
+    [everything], (before, now) = whole.runs(), feed.runs()
+    assert before.figures["migrations"] + now.figures["migrations"] == everything.figures["migrations"] == 1
+    assert now.drafts_by_siblings == [each for each in everything.drafts_by_siblings if each.key == 1]
 
 
 def test_a_run_is_paused_drained_and_given_up_from_its_page(start_seer, trickling, tmp_path):

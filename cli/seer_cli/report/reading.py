@@ -194,6 +194,7 @@ class RunReader(Observer):
     def successor(self) -> RunReader:
         """Return a reader for what comes next on the instances that are up, with open requests."""
         other, now = RunReader(), self._follower.now
+        other._follower.paused = self._follower.paused
         for name, place in self._follower.places.items():
             other.read(TraceRecord(now, InstanceStarted(place.info), []))
             other._follower.places[name].leaving = place.leaving
@@ -208,12 +209,16 @@ class RunReader(Observer):
             each for place in before._follower.places.values() for _, each, _ in place.sent.values()
         ]
         specs = tuple(group.spec for group in before._open_groups.values())
+        self._follower.acting = dict.fromkeys(before._follower.acting, before._follower.now)
         self.read(TraceRecord(before._follower.now, GroupsSubmitted(specs), sent))
         self.open_requests = before.open_requests
         for name, old_request in before._requests.items():
             request = self._request(name)
             assert request is not None
-            request.tokens = old_request.tokens
+            request.tokens, request.siblings = old_request.tokens, old_request.siblings
+            request.instance_id = old_request.instance_id
+            if old_request.acts_since_s is not None:
+                request.waits_since_s, request.acts_since_s = None, self.now
         for story in self.groups:
             old = before._open_groups[story.spec.id]
             story.unbegun = old.unbegun
