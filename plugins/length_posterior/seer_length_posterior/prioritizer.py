@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from weakref import WeakValueDictionary
 
 import attrs
 
@@ -17,19 +18,26 @@ TURNS = 8
 
 
 @attrs.define(eq=False)
+class SeenEnds:
+    """The ``finished`` of the contexts of a family, or of the one of a group without, when last looked at."""
+
+    finished: int
+
+
+@attrs.define(eq=False)
 class WaitingGroup:
     """A group's waiting requests, fewest turns first, those sent out, and the lengths of all.
 
     The heap holds (tokens before this turn, minus tokens, index, request).  ``sent`` maps a request
-    that is out to the tokens it left with.  ``finished`` is the context's, when last looked at.  ``key`` is
-    the one under which the group stands in the queue of groups, None where it does not stand.
+    that is out to the tokens it left with.  ``key`` is the one under which the group stands in the queue of
+    groups, None where it does not stand.
     """
 
     context: GroupContext
     lengths: GroupPosterior
+    seen: SeenEnds
     heap: list[tuple[int, int, int, Request]] = attrs.Factory(list)
     sent: dict[Request, int] = attrs.Factory(dict)
-    finished: int = 0
     key: float | None = None
 
 
@@ -53,6 +61,7 @@ class LongestPlausible(Prioritizer):
         self._shapes = Shapes()
         self._waiting: set[Request] = set()
         self._groups: dict[int, WaitingGroup] = {}
+        self._families: WeakValueDictionary[str, SeenEnds] = WeakValueDictionary()
         self._queue: list[tuple[float, int]] = []
         self._shares_kv = True
 
@@ -65,9 +74,7 @@ class LongestPlausible(Prioritizer):
         self._waiting.add(request)
         group = self._groups.get(request.group.seq)
         if group is None:
-            group = self._groups[request.group.seq] = WaitingGroup(
-                request.group, GroupPosterior(self._shapes)
-            )
+            group = self._groups[request.group.seq] = self._met(request.group)
         generated = request.generated_tokens
         group.lengths.grow(group.sent.pop(request, 0), generated)  # an earlier process may have begun it
         turn = self.turn_tokens or (1 if self._shares_kv else max(1, group.context.max_tokens // TURNS))
@@ -99,8 +106,8 @@ class LongestPlausible(Prioritizer):
         One that was cut off, by its limit or an abort, says only that it would have been longer.
         """
         known = self._groups[group.seq]
-        ended = group.finished > known.finished
-        known.finished = group.finished
+        ended = group.finished > known.seen.finished
+        known.seen.finished = group.finished
         if request in known.sent:
             tokens = request.generated_tokens
             known.lengths.grow(known.sent.pop(request), tokens, ended and 0 < tokens < group.max_tokens)
@@ -111,6 +118,15 @@ class LongestPlausible(Prioritizer):
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def _met(self, context: GroupContext) -> WaitingGroup:
+        """Return what is kept of a group from its first request on."""
+        seen = self._families.get(context.family)
+        if seen is None:
+            seen = SeenEnds(context.finished)
+            if context.family:
+                self._families[context.family] = seen
+        return WaitingGroup(context, GroupPosterior(self._shapes), seen)
 
     def _enter(self, group: WaitingGroup) -> None:
         """Stand in the queue of groups under the present key, or not at all if nothing waits."""

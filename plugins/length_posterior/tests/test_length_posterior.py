@@ -15,7 +15,10 @@ from seer_session import rollout
 from seer_testing import QueueHarness
 
 from seer_core.model import RequestState
+from seer_core.model.events import GroupSpec
 from seer_core.ports.policy import Prioritizer
+from seer_core.scheduling.buffer import RequestBuffer
+from seer_core.scheduling.context import ContextManager
 
 MAX_TOKENS = 50
 
@@ -264,3 +267,37 @@ def test_a_rollout_says_the_same_whether_the_plug_in_orders_it_or_not(tmp_path):
         assert result.summary.requests == 48
         said.append({each.request_id: list(each.token_ids) for each in result.completions})
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("finished_first", [True, False])
+def test_an_aborted_response_says_no_length_where_another_group_of_its_family_has_finished_one(
+    finished_first,
+):
+    contexts, buffer = ContextManager(), RequestBuffer()
+    queue = LongestPlausible(0.05)
+
+    def come(name, n, family=""):
+        group = contexts.open(GroupSpec(name, 10, n, 1000, family=family))
+        requests = buffer.add_group(group)
+        for request in requests:
+            queue.push(request)
+        return requests
+
+    def end(request, tokens, *, finished):
+        queue.take(request)
+        request.generated_tokens = tokens
+        if finished:
+            contexts.record_finished(request)
+        buffer.finish(request)
+        contexts.close(request)
+        queue.group_changed(request.group, request)
+
+    [quick] = come("a", 1, "f")
+    if finished_first:
+        end(quick, 5, finished=True)
+    aborted, left = come("b", 2, "f")
+    if not finished_first:
+        end(quick, 5, finished=True)
+    come("c", 1)
+    end(aborted, 5, finished=False)
+    assert queue.peek() is left  # its group may still have the longest responses, and came first
