@@ -427,6 +427,10 @@ def test_sglang_s_form_has_the_same_tokens(front):
         pieces = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
         assert pieces[-1]["output_ids"] == wanted
         assert lines[-2] == "data: [DONE]"
+        call(served, "/update_weights", {})
+        lines = call(served, "/generate", body | {"stream": True}).text.split("\n\n")
+        last = json.loads(lines[-3].removeprefix("data: "))
+        assert last["meta_info"]["weight_version"] == "1"
         assert call(served, "/generate", {"sampling_params": how}).status_code == 400
 
 
@@ -472,3 +476,49 @@ def test_sglang_s_calls_have_the_effects_of_vllm_s(front):
         assert "does not say how many workers" in refused.json()["error"]["message"]
     assert owners[0].paths == owners[1].paths
     assert len(owners[0].paths) == 7
+
+
+def test_a_pause_that_keeps_no_response_ends_with_its_resume_after_new_weights(front):
+    served, _ = front()
+    with served:
+        before = tokens(generate(served))
+        for path in ("/pause?mode=keep", "/start_weight_update", "/update_weights", "/finish_weight_update"):
+            assert call(served, path, {}).status_code == 200
+        resumed = call(served, "/resume")
+        assert resumed.status_code == 200, resumed.text
+        after = generate(served)
+        assert tokens(after) != before
+        assert after.json()["weight_version"] == 1
+
+
+def test_a_second_pause_that_aborts_ends_the_responses_that_the_first_has_kept(front):
+    served, owners = front(chunk_tokens=200)
+    with served:
+        slow_down(owners)
+        kept = Asking(lambda: generate(served, most=400))
+        eventually(lambda: any(each.server.running for each in owners))
+        call(served, "/pause?mode=keep")
+        assert call(served, "/pause?mode=abort").status_code == 200
+        [choice] = kept.result().json()["choices"]
+        assert choice["finish_reason"] == "abort"
+        assert call(served, "/start_weight_update", {}).status_code == 409
+        assert call(served, "/resume").status_code == 200
+        tokens(generate(served))
+
+
+def test_a_sleep_of_the_scheduler_alone_ends_as_vllm_ends_it(front):
+    served, _ = front()
+    with served:
+        for wake in ("/wake_up?tags=scheduling", "/wake_up"):
+            assert call(served, "/sleep?level=0").status_code == 200
+            assert call(served, wake).status_code == 200
+            assert len(tokens(generate(served))) == 32
+
+
+def test_a_wake_without_parts_wakes_every_part_that_sleeps(front):
+    served, _ = front()
+    with served:
+        tags = ["kv_cache", "weights", "cuda_graph"]
+        assert call(served, "/release_memory_occupation", {"tags": tags}).status_code == 200
+        assert call(served, "/resume_memory_occupation", {}).status_code == 200
+        assert len(tokens(generate(served))) == 32

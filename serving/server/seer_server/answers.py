@@ -59,6 +59,8 @@ class Answer:
         """The numbers of tokens so far, by choice."""
         self._calling: set[int] = set()
         """The choices that have called a tool."""
+        self.version = 0
+        """The weights by which the responses are written."""
         options = asked.stream_options
         self.counts = options is not None and bool(options.include_usage)
         self._counts_each = options is not None and self.counts and bool(options.continuous_usage_stats)

@@ -378,6 +378,7 @@ class _Service:
             stream = bool(asked.stream)
             subscription = await self._subscribe(wanted, stream, turn)
             subscription.name = answer.id
+            answer.version = self.broker.runtime.weight_version
         except OverloadError as error:
             raise refusal(error, self.broker.retry_s(len(wanted) * asked.n)) from error
         if asked.stream:

@@ -192,6 +192,11 @@ class ControlRoute(Route):
 PARTS = frozenset({"weights", "kv_cache"})
 """The parts of a server's memory that sleep and wake by themselves."""
 
+SCHEDULING = "scheduling"
+"""The part that vLLM puts to sleep alone at level 0; any call that wakes memory wakes it too."""
+
+SLEEP = "sleep: "
+
 CHANGE = "weights"
 PAUSED = "pause"
 
@@ -385,10 +390,11 @@ class ControlCalls:
                 named = fields.get("mode") or (query.get("mode") or [""])[0]
                 await self._stop(named or ("wait" if path == "/release_memory_occupation" else "abort"))
             case Effect.BEGIN | Effect.WEIGHTS:
-                if self._kept and self.broker.unfinished:
+                if self._kept:
                     raise BusyError(
                         f"{self.broker.unfinished} responses are kept by the pause, and no response may have"
-                        " tokens of two versions; pause with mode=abort or mode=wait before weights change"
+                        " tokens of two versions; resume, and pause with mode=abort or mode=wait before weights"
+                        " change"
                     )
                 await self._hold(LEAVE_S)
             case Effect.CACHES:
@@ -397,13 +403,17 @@ class ControlCalls:
                     self._briefly = True
 
     async def _stop(self, mode: str) -> None:
-        if self._exclusive is not None or self._kept:
+        if self._exclusive is not None:
+            return
+        if self._kept:
+            if mode == "abort":
+                self.broker.abort_all()
             return
         if mode == "wait":
             await self._hold(WAIT_S)
             return
         await self._quiet()
-        if mode == "abort":
+        if mode == "abort" or not self.broker.unfinished:
             try:
                 self.broker.abort_all()
             finally:
@@ -437,16 +447,20 @@ class ControlCalls:
         self, effect: Effect, query: dict[str, list[str]], fields: dict[str, Any], done: bool
     ) -> None:
         """Note what holds the rollout now; let it go on where nothing does."""
-        parts = {f"sleep: {each}" for each in fields.get("tags") or query.get("tags") or PARTS}
+        tags = fields.get("tags") or query.get("tags")
+        asleep = {SCHEDULING} if query.get("level") == ["0"] else PARTS
         match effect, done:
             case Effect.PAUSE, True:
                 self.reasons.add(PAUSED)
             case Effect.RESUME, True:
                 self.reasons.discard(PAUSED)
             case Effect.SLEEP, True:
-                self.reasons |= parts
+                self.reasons |= {SLEEP + each for each in tags or asleep}
             case Effect.WAKE, True:
-                self.reasons -= parts
+                awake = (
+                    {each.removeprefix(SLEEP) for each in self.reasons} if not tags else {*tags, SCHEDULING}
+                )
+                self.reasons -= {SLEEP + each for each in awake}
             case Effect.BEGIN, True:
                 self.reasons.add(CHANGE)
             case Effect.END, True:

@@ -232,7 +232,6 @@ class SglangAnswer(Answer):
         self._pairs: dict[int, list[list[Any]]] = {}
         self._tops: dict[int, list[list[list[Any]]]] = {}
         self._prompt_length: dict[int, int] = {}
-        self.version = 0
 
     @property
     def names(self) -> dict[str, str]:
