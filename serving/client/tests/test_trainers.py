@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from seer_client import AsyncClient, ClientError
+from seer_server.broker import RolloutBroker
 from seer_worker.weights.shared_weights import SharedMemory
 
 from seer_core.errors import EngineError
@@ -122,6 +123,23 @@ def test_completions_are_of_the_version_that_was_loaded(serve, connect, tmp_path
         with pytest.raises(ClientError, match="request is for weight version 4, and 5 is loaded") as caught:
             list(client.rollout([{"prompt": "a"}], weight_version=4))
         assert caught.value.status == 409
+
+
+def test_weights_that_change_while_a_batch_is_read_refuse_it(serve, connect, tmp_path, monkeypatch):
+    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
+    read = RolloutBroker.read
+
+    async def slowly(broker, *args, **options):
+        found = await read(broker, *args, **options)
+        async with broker.exclusive() as runtime:
+            await runtime.update_weights(str(tmp_path), 5)
+        return found
+
+    with serve() as served:
+        client = connect(served)
+        monkeypatch.setattr(RolloutBroker, "read", slowly)
+        with pytest.raises(ClientError, match="request is for weight version 0, and 5 is loaded"):
+            list(client.rollout([{"prompt": "a"}], weight_version=0))
 
 
 def test_an_update_waits_for_what_is_unfinished_or_is_refused(serve_by_hand, reader, connect):

@@ -54,7 +54,9 @@ class Batches:
         asked = await read_json(request, BatchRequest)
         self.broker.require_version(asked.weight_version)
         await self.forms.require_all(asked.records, self.broker.runtime.model.controls)
-        subscription = await self.broker.submit_text(asked.records, streams=False, iteration=asked.iteration)
+        subscription = await self.broker.submit_text(
+            asked.records, streams=False, iteration=asked.iteration, weight_version=asked.weight_version
+        )
         names, updates = subscription.request_ids, subscription.updates
         lines = results(self.broker, names, updates, asked.progress_s, asked.encoding)
         return Stream(lines, partial(self.broker.unsubscribe, subscription), NDJSON)

@@ -416,11 +416,18 @@ class RolloutBroker(Observer):
         *,
         fitting: bool = False,
         turn: AgentTurn | None = None,
+        weight_version: int | None = None,
     ) -> Subscription:
-        """As ``submit``; long text and images are read beside the event loop, one request at a time."""
+        """As ``submit``; long text and images are read beside the event loop, one request at a time.
+
+        Raises:
+            WeightVersionError: another version than ``weight_version`` is loaded once they are read.
+        """
         self.require_rollout()
         self.require_capacity(len(records))
-        return self.submit(await self.read(records, iteration, fitting=fitting), streams, turn)
+        groups = await self.read(records, iteration, fitting=fitting)
+        self.require_version(weight_version)
+        return self.submit(groups, streams, turn)
 
     async def read(
         self, records: Sequence[Mapping[str, Any]], iteration: int = 0, *, fitting: bool = False
