@@ -45,6 +45,9 @@ class Part:
 class Answer:
     """Writes the answer to one request, in the form of its kind."""
 
+    special_tokens = False
+    """Whether its text has special tokens."""
+
     def __init__(self, asked: GenerationRequest, model: str, tokenizer: Tokenizer | None) -> None:
         self._asked, self._tokenizer = asked, tokenizer
         self._chat = isinstance(asked, ChatRequest)
@@ -88,9 +91,11 @@ class Answer:
         choice = self._choice(part, "delta", speaker)
         return {**self._event, "choices": [choice], **self._prompt(part), **self._usage_so_far(part)}
 
-    def skip(self, index: int, token_ids: Sequence[int]) -> None:
-        """Go on behind tokens of a choice that the client has already."""
+    def skip(self, index: int, token_ids: Sequence[int], reading: Reading) -> None:
+        """Go on behind tokens of a choice that the client has already, and the parts that they brought."""
         self._written[index] += len(token_ids)
+        if reading.calls:
+            self._calling.add(index)
         wanted = getattr(self._asked, "logprobs", None)
         if wanted is not None and wanted is not False:
             self._words_of(index).skip(token_ids)

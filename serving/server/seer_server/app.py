@@ -322,7 +322,9 @@ class _Service:
         asked = parse(await read_body(request), kind)
         return await self._roll_out(request, asked, Answer(asked, self._model, self._tokenizer))
 
-    async def _reader(self, asked: GenerationRequest) -> tuple[GenerationRequest, ChoiceReader]:
+    async def _reader(
+        self, asked: GenerationRequest, answer: Answer
+    ) -> tuple[GenerationRequest, ChoiceReader]:
         """Return a request with the form that its answers have, and how they are read.
 
         Raises:
@@ -331,7 +333,7 @@ class _Service:
         form = asked.form
         field = "structured_outputs" if asked.response_format is None else "response_format"
         await self._require_form(form, field)
-        reader: ChoiceReader = PlainChoices(self._tokenizer)
+        reader: ChoiceReader = PlainChoices(self._tokenizer, answer.special_tokens)
         if isinstance(asked, ChatRequest):
             require_parser(self.parsers, asked.calls)
             if self.parsers is not None and isinstance(self._tokenizer, TokenizerOfFiles):
@@ -365,7 +367,7 @@ class _Service:
     ) -> Response:
         asked = await self._with_adapter(asked)
         asked = _with_headers(asked, request.headers)
-        asked, reader = await self._reader(asked)
+        asked, reader = await self._reader(asked, answer)
         turn = turn_of(asked.trajectory, asked.group, request.headers)
         name = answer.id if turn is not None else asked.group or answer.id
         wanted = records(asked, name, self.broker.runtime.model.controls)
@@ -475,8 +477,7 @@ class _Service:
             had = max(0, skip[places[name]] - written[name])
             written[name] += len(new)
             if had:
-                choices[name].add(new[:had])
-                answer.skip(places[name], new[:had])
+                answer.skip(places[name], new[:had], choices[name].add(new[:had]))
                 new, scores, tops = new[had:], scores[had:], tops and tops[had:]
             if isinstance(update, Completion):
                 if (refused := refusal_of([update])) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from secrets import token_hex
 from typing import Protocol
 
@@ -20,6 +21,8 @@ from seer_server.text import StreamedText
 __all__ = ["ChoiceReader", "ParsedChoices", "PlainChoices", "StreamedChoice"]
 
 log = structlog.get_logger("seer")
+
+Decode = Callable[[Sequence[int]], str]
 
 
 class StreamedChoice(Protocol):
@@ -53,24 +56,37 @@ class ChoiceReader(Protocol):
 
 @attrs.frozen
 class PlainChoices:
-    """Reads choices of text alone."""
+    """Reads choices of text alone; with its ``special_tokens``, if the tokenizer has such."""
 
     tokenizer: Tokenizer | None
+    special_tokens: bool = False
     parsed: bool = False
 
     def whole(self, group: PromptGroup, completion: Completion) -> Reading:
         """Return the text of a choice that is over."""
-        return Reading(completion.text or "")
+        return Reading(self._text(group, completion))
 
     def stream(self, group: PromptGroup) -> StreamedChoice:
         """Return a choice that comes in pieces."""
-        decode = None if self.tokenizer is None else self.tokenizer.decode
-        return _PlainChoice(StreamedText(decode, group.sampling, group.prompt_token_ids))
+        text = StreamedText(self._decode, group.sampling, group.prompt_token_ids)
+        return _PlainChoice(text, partial(self._text, group))
+
+    @property
+    def _decode(self) -> Decode | None:
+        if self.special_tokens and isinstance(self.tokenizer, TokenizerOfFiles):
+            return self.tokenizer.decode_all
+        return None if self.tokenizer is None else self.tokenizer.decode
+
+    def _text(self, group: PromptGroup, completion: Completion) -> str:
+        if self.special_tokens and isinstance(self.tokenizer, TokenizerOfFiles):
+            return text_with_special_tokens(self.tokenizer.decode_all, group, completion)
+        return completion.text or ""
 
 
 @attrs.frozen
 class _PlainChoice:
     text: StreamedText
+    whole_text: Callable[[Completion], str]
 
     def add(self, token_ids: Sequence[int]) -> Reading:
         """Return the text that is sure with these tokens."""
@@ -78,7 +94,7 @@ class _PlainChoice:
 
     def rest(self, token_ids: Sequence[int], completion: Completion) -> Reading:
         """Return the text that is missing."""
-        return Reading(self.text.rest(completion.text or ""))
+        return Reading(self.text.rest(self.whole_text(completion)))
 
 
 class ParsedChoices:
@@ -114,11 +130,7 @@ class ParsedChoices:
         """Return a choice's text, with special tokens if the parsers read them, but not with its end."""
         if not self._reading.special_tokens:
             return completion.text or ""
-        tokens, stopped = completion.token_ids, completion.finish_reason == "stop"
-        if stopped and completion.stop_reason is None and not group.sampling.include_stop_str_in_output:
-            tokens, stopped = tokens[:-1], False
-        found = text_before_stop(self._decode, group.sampling, group.prompt_token_ids, tokens, stopped)
-        return found.text or ""
+        return text_with_special_tokens(self._decode, group, completion)
 
 
 @attrs.define(eq=False)
@@ -153,6 +165,15 @@ class _ParsedChoice:
         if not self.single:
             return found
         return attrs.evolve(found, calls=[each for each in found.calls if each.index == 0])
+
+
+def text_with_special_tokens(decode: Decode, group: PromptGroup, completion: Completion) -> str:
+    """Return a choice's text by a ``decode`` that keeps special tokens, but without the one that ends it."""
+    tokens, stopped = completion.token_ids, completion.finish_reason == "stop"
+    if stopped and completion.stop_reason is None and not group.sampling.include_stop_str_in_output:
+        tokens, stopped = tokens[:-1], False
+    found = text_before_stop(decode, group.sampling, group.prompt_token_ids, tokens, stopped)
+    return found.text or ""
 
 
 def joined(readings: Sequence[Reading]) -> Reading:

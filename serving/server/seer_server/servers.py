@@ -393,8 +393,8 @@ class ControlCalls:
                 if self._kept:
                     raise BusyError(
                         f"{self.broker.unfinished} responses are kept by the pause, and no response may have"
-                        " tokens of two versions; resume, and pause with mode=abort or mode=wait before weights"
-                        " change"
+                        " tokens of two versions; resume, and pause with mode=abort or mode=wait before"
+                        " weights change"
                     )
                 await self._hold(LEAVE_S)
             case Effect.CACHES:

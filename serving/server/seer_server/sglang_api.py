@@ -36,11 +36,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Further fields of a request, and their values that change nothing."""
 
 NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
-    "no_stop_trim": (False, True),
-    "skip_special_tokens": (False, True),
     "spaces_between_special_tokens": (False, True),
 }
 """Further fields of sampling parameters, and their values that change nothing."""
+
+TEXT_FIELDS = ("skip_special_tokens",)
+"""Sampling parameters that other forms of requests do not have."""
 
 MOST_NEW_TOKENS = 128
 """SGLang's default."""
@@ -85,6 +86,10 @@ class SglangSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Tokens at which a response ends, besides the model's own."""
     ignore_eos: bool = False
     """Whether the response goes on after the model's end token."""
+    no_stop_trim: bool = False
+    """Whether the text has what ended the response: its stop string, or with special tokens its end token."""
+    skip_special_tokens: bool = True
+    """Whether the text has no special tokens."""
     sampling_seed: int | None = None
     """The group's seed. In front of servers all responses have it, as at a server of SGLang's."""
     json_schema: Form = None
@@ -109,6 +114,8 @@ class SglangSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         found = {name: getattr(self, name) for name in same.split()}
         found |= {"max_tokens": self.max_new_tokens, "min_tokens": self.min_new_tokens}
         found["seed"] = self.sampling_seed
+        if self.no_stop_trim:
+            found["include_stop_str_in_output"] = True
         if self.logit_bias is not None:
             found["logit_bias"] = self.logit_bias
         if len(self.forms) > 1:
@@ -216,7 +223,7 @@ def _attaching(fields: dict[str, Any]) -> dict[str, Any]:
 def _own(fields: dict[str, Any]) -> dict[str, Any]:
     own = own_fields(fields, NEUTRAL)
     if isinstance(own.get("sampling_params"), dict):
-        own["sampling_params"] = own_fields(own["sampling_params"], NEUTRAL_SAMPLING)
+        own["sampling_params"] = own_fields(own["sampling_params"], NEUTRAL_SAMPLING, TEXT_FIELDS)
     return own
 
 
@@ -225,6 +232,7 @@ class SglangAnswer(Answer):
 
     def __init__(self, asked: SglangRequest, model: str, tokenizer: Tokenizer | None) -> None:
         super().__init__(asked.completion(), model, tokenizer)
+        self.special_tokens = not asked.sampling_params.skip_special_tokens
         self._form = asked
         self.id = asked.rid or token_hex(16)
         self._texts: dict[int, str] = {}

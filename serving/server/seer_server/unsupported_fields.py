@@ -134,7 +134,7 @@ def own_fields(
     for name, value in fields.items():
         if value is None or (name in IGNORED and name not in kept):
             continue
-        neutral = further.get(name, NEUTRAL.get(name))
+        neutral = None if name in kept else further.get(name, NEUTRAL.get(name))
         if neutral is None:
             own[name] = value
         elif value not in neutral and _without_nulls(value) not in neutral:

@@ -5,8 +5,11 @@ import json
 import httpx
 import pytest
 from seer_server.http import by_names
+from seer_worker.tokenizer import ModelTokenizer
 
 from seer_core.errors import PromptError
+from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.ports.engine import ChunkOutput, ChunkPiece, ModelInfo
 
 PATIENCE_S = 60
 
@@ -60,3 +63,65 @@ def test_what_an_error_quotes_stays_as_the_client_wrote_it():
         "prompt 1: sampling_seed is 'seed', and the plug-ins' sampling_seed isn't \"a seed\""
     )
     assert renamed.field == "sampling_seed"
+
+
+END = 257
+"""The model's own end token."""
+
+
+@pytest.fixture
+def serve_words(serve_by_hand, playing, byte_model):
+    """Return a function that serves a text, of which all but the last token are streamed first."""
+    tokenizer = ModelTokenizer(byte_model)
+
+    class Author(playing.Hand):
+        def submit(self, job):
+            tokens = Tokens(self.tokens)
+            count, logprobs = len(tokens), Logprobs([-0.5] * len(tokens))
+            if job.streams:
+                piece = ChunkPiece(job.id, 0, tokens[:-1], logprobs[:-1], None)
+                self.sink.chunk_streamed(self.id, piece)
+            output = ChunkOutput(
+                job_id=job.id,
+                token_ids=tokens,
+                logprobs=logprobs,
+                stopped=True,
+                cached_tokens=0,
+                prefilled_tokens=len(job.token_ids),
+                computed_tokens=len(job.token_ids) + count - 1,
+                preemptions=0,
+                weight_version=job.weight_version,
+                pool_tokens=0,
+            )
+            self.sink.chunk_finished(self.id, output)
+
+    def make(text, *more):
+        engine = Author(kv_capacity_tokens=1 << 16)
+        engine.tokens = [*tokenizer.encode_part(text), *more]
+        model = ModelInfo(262, 1 << 16, controls=("stop", "stop_token_ids", "include_stop_str_in_output"))
+        return serve_by_hand(engine, tokenizer, model)
+
+    return make
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("written", "how", "wanted"),
+    [
+        (("a<|im_start|>b", END), {}, "ab"),
+        (("a<|im_start|>b", END), {"skip_special_tokens": False}, "a<|im_start|>b"),
+        (("ab", END), {"no_stop_trim": True}, "ab"),
+        (("ab", END), {"no_stop_trim": True, "skip_special_tokens": False}, "ab<|im_end|>"),
+        (("one two.",), {"stop": "."}, "one two"),
+        (("one two.",), {"stop": ".", "no_stop_trim": True}, "one two."),
+    ],
+)
+def test_the_text_has_its_end_and_special_tokens_where_they_are_wanted(
+    serve_words, written, how, wanted, stream
+):
+    with serve_words(*written) as served:
+        how = {"max_new_tokens": 200, **how}
+        answer = generate(served, text=None, input_ids=[1], sampling_params=how, stream=stream)
+    assert answer.status_code == 200, answer.text
+    text = answer.text if not stream else answer.text.split("\n\n")[-3].removeprefix("data: ")
+    assert json.loads(text)["text"] == wanted

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 from seer_server.answers import Answer, Part
+from seer_server.parsing import Reading
 from seer_server.protocol import ChatRequest, CompletionRequest
 from seer_server.token_names import NamesInText, names_of
 from seer_worker.tokenizer import ModelTokenizer
@@ -213,7 +214,7 @@ def test_words_go_on_behind_tokens_that_the_client_has(byte_model):
     tokens = tokenizer.encode_part("a😀b")
     for had in range(len(tokens)):
         answer = Answer(CompletionRequest(prompt="x", logprobs=0), "seer", tokenizer)
-        answer.skip(0, tokens[:had])
+        answer.skip(0, tokens[:had], Reading())
         left = tokens[had:]
         found = answer._logprobs(Part(0, "", left, [-0.5] * len(left), None, None))
         assert found["tokens"] == ["a", "", "", "", "😀", "b"][had:]

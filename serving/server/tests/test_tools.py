@@ -347,6 +347,16 @@ def test_an_unknown_parser_is_an_error_at_the_start_that_names_the_nearest(serve
         serve_sim(parsers=ParserNames("hermes"))
 
 
+def test_a_stream_that_goes_on_behind_a_call_ends_for_it(serve_text):
+    asked = {"stream": True, "tools": [WEATHER], "seed": 1}
+    with serve_text(CALL, "hermes") as served:
+        whole = ask(served, **asked)
+        skipped = len(whole["token_ids"]) - 1
+        rest = ask(served, **asked, stream_options={"skip_tokens": [skipped]})
+    assert rest["token_ids"] == whole["token_ids"][skipped:]
+    assert rest["finish_reason"] == whole["finish_reason"] == "tool_calls"
+
+
 FLAT = {"type": "function", "strict": True, **WEATHER["function"]}
 
 
