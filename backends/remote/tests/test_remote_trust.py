@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -165,6 +166,24 @@ def test_a_canary_counts_what_differs_and_stops_the_scheduler(front):
         assert "X-Seer-Fallback" not in generate(served).headers
         eventually(lambda: figure(served, "canary_different") > 0)
         assert generate(served).headers["X-Seer-Fallback"] == "3"
+
+
+def test_weights_wait_for_responses_that_are_written_without_the_scheduler(front):
+    served, fakes = front(most_fallbacks=100, canary=1, canary_stop=1)
+    body = {"method": "reload_weights", "kwargs": {"weights_path": ""}}
+    with served, ThreadPoolExecutor(1) as pool:
+        for each in fakes:
+            each.noise = "free"
+        generate(served)
+        eventually(lambda: figure(served, "canary_different") > 0)
+        for each in fakes:
+            each.noise, each.token_s = "keyed", 0.01
+        waiting = pool.submit(generate, served)
+        eventually(lambda: any(each.running for each in fakes))
+        assert httpx.post(f"{served.url}/collective_rpc", json=body, timeout=PATIENCE_S).status_code == 200
+        assert waiting.result().headers["X-Seer-Fallback"] == "3"
+        assert waiting.result().json()["weight_version"] == 0
+        assert generate(served).json()["weight_version"] == 1
 
 
 def test_switched_off_requests_go_to_the_servers_in_turn_untouched(front):

@@ -142,6 +142,7 @@ class RolloutBroker(Observer):
         self._left: dict[str, tuple[Tokens, Logprobs]] = {}
         """The tokens of responses that the scheduler has left unfinished."""
         self._going_on = 0
+        """Responses that are being written without the scheduler."""
         self._recovering = asyncio.Lock()
         self.trajectories = Trajectories(trajectory_idle_s, lambda name: self.runtime.forget(name))
         self.reserved = self.instances_lost = 0
@@ -261,6 +262,7 @@ class RolloutBroker(Observer):
     async def detached(self, records: Sequence[Mapping[str, Any]], streams: bool) -> Subscription:
         """Return a subscription to responses that the scheduler will not see: they fail, and ``go_on``."""
         groups = await asyncio.to_thread(self.runtime.groups, records, iteration=0, fitting=True)
+        self._require_steady()
         subscription = Subscription(groups, streams, UpdateQueue(lambda *_: (Tokens(), Logprobs())))
         failure = self._failure or EngineError("responses under the scheduler differ from those without")
         subscription.updates.fail(failure)
@@ -272,11 +274,13 @@ class RolloutBroker(Observer):
         """Return the responses that are not ``found``, written without the scheduler.
 
         Raises:
-            SeerError: ``error``, where they cannot be.
+            SeerError: ``error``, where they cannot be, or weights are about to change.
         """
         if not self.without_scheduler:
             raise error
-        self._going_on += 1
+        self._require_steady()
+        missing = len(subscription.request_ids) - len(found)
+        self._going_on += missing
         empty = Tokens(), Logprobs()
         try:
             so_far = self._left
@@ -284,7 +288,13 @@ class RolloutBroker(Observer):
                 subscription.groups, found, lambda name: so_far.get(name, empty), str(error)
             )
         finally:
-            self._going_on -= 1
+            self._going_on -= missing
+            self._note_drained()
+
+    def _require_steady(self) -> None:
+        """Raise SeerError if instances sleep or weights are about to change; a failure keeps both off."""
+        if self._failure is None:
+            self.require_rollout()
 
     async def recover(self) -> None:
         """Try again with a scheduler that begins anew, once the responses of before are over."""
@@ -386,7 +396,7 @@ class RolloutBroker(Observer):
             ) from None
 
     async def _drain(self, wait_s: float) -> None:
-        if not self.unfinished:
+        if not self.unfinished and not self._going_on:
             return
         self._drained = asyncio.Event()
         try:
@@ -394,8 +404,8 @@ class RolloutBroker(Observer):
                 await self._drained.wait()
         except TimeoutError:
             raise BusyError(
-                f"{self.unfinished} responses are unfinished; wait for them, give them up, or let this wait:"
-                " wait_s"
+                f"{self.unfinished + self._going_on} responses are unfinished; wait for them, give them up,"
+                " or let this wait: wait_s"
             ) from None
         finally:
             self._drained = None
@@ -579,6 +589,10 @@ class RolloutBroker(Observer):
         if subscription is not None and subscription.streams:
             subscription.updates.notify(request_id)
 
+    def _note_drained(self) -> None:
+        if self._drained is not None and not self.unfinished and not self._going_on:
+            self._drained.set()
+
     def completed(self, now: float, completion: Completion) -> None:
         """Put a response into the updates of its subscription."""
         self._finishes.append(now)
@@ -586,8 +600,7 @@ class RolloutBroker(Observer):
         if self.canary.each_step and (of := self._subscriptions.get(completion.group_id)) is not None:
             group = next(each for each in of.groups if each.id == completion.group_id)
             self.canary.look(group, completion)
-        if self._drained is not None and not self.unfinished:
-            self._drained.set()
+        self._note_drained()
         subscription = self._subscriptions.get(completion.group_id)
         if subscription is not None:
             subscription.updates.complete(completion)
