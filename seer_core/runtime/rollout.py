@@ -81,7 +81,7 @@ class CoreRollout:
         self._errors = 0
         self._first_failure = ""
         self._error: BaseException | None = None
-        self._waiters: set[asyncio.Event] = set()
+        self._waiters: dict[asyncio.Event, None] = {}
         self._line: deque[object] = deque()
 
     # Groups in.
@@ -177,7 +177,7 @@ class CoreRollout:
     async def _change(self) -> None:
         """Wait until something has changed, and let time pass meanwhile."""
         changed = asyncio.Event()
-        self._waiters.add(changed)
+        self._waiters[changed] = None  # a set would wake them by their addresses
         try:
             if await self._clock.advance(changed):
                 return
@@ -187,7 +187,7 @@ class CoreRollout:
                 )
             await changed.wait()  # for more groups, or for close
         finally:
-            self._waiters.remove(changed)
+            del self._waiters[changed]
 
     def _wake(self) -> None:
         for waiter in self._waiters:

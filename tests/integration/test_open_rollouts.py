@@ -11,7 +11,7 @@ from seer_core.runtime.restarts import RestartsTable
 from seer_core.scheduling.scheduler import CORE, Policies, Scheduler, Slot
 from tests.support.eventually import PATIENCE_S
 
-from .helpers import SMALL_SIM, divided, outputs, play, request_ids, with_timeout
+from .helpers import SMALL_SIM, divided, outputs, play, request_ids, turns, with_timeout
 
 
 def test_groups_that_come_one_by_one_have_the_tokens_of_a_batch(simulated, some_groups):
@@ -237,3 +237,18 @@ def test_each_of_two_readers_gets_what_the_other_does_not(simulated, some_groups
 
     one, other = play(run())
     assert len(one) + len(other) == len({*one, *other}) == 24
+
+
+def test_readers_are_served_in_the_order_of_their_calls(by_hand, hand, some_groups):
+    engine = hand(max_running=32)
+
+    async def run():
+        async with by_hand(engine) as runtime:
+            rollout = runtime.rollout(some_groups(1, 32))
+            readers = [asyncio.ensure_future(anext(rollout)) for _ in range(32)]
+            await turns()
+            for job in list(engine.jobs):
+                engine.finish(job)
+            return [completion.index for completion in await asyncio.gather(*readers)]
+
+    assert play(run()) == list(range(32))
