@@ -70,6 +70,19 @@ def test_a_request_waits_for_a_slot_for_kv_and_for_its_turn():
     assert (found.tokens, found.finished_s, found.finish_reason, found.siblings_done) == (50, 9.0, "stop", [])
 
 
+def test_a_response_that_was_given_up_is_no_estimate_of_its_group():
+    found = life(
+        (0.0, started(slots=2, kv=100)),
+        (1.0, GroupsSubmitted((GROUP,)), sent("a/0"), sent("a/1")),
+        (2.0, over("a/0"), sent("a/0")),
+        (3.0, RequestsAborted(("a/0",)), Abort("a/0", "x"), Complete("a/0", "aborted")),
+        (4.0, over("a/1"), sent("a/1")),
+        (5.0, over("a/1", stopped=True), Complete("a/1", "stop")),
+    )
+    assert found.estimate_at(4.0) is None  # as for the scheduler
+    assert found.siblings_done == [(3.0, 50)]
+
+
 def test_each_row_has_the_estimate_that_the_group_gave_then():
     found = life(
         (0.0, started(slots=2, kv=100)),

@@ -23,6 +23,7 @@ from seer_trace.request_life import Wait
 
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
+    Abort,
     AskEnvironment,
     ChunkFinished,
     Complete,
@@ -36,6 +37,7 @@ from seer_core.model.events import (
     InstanceLost,
     InstanceReported,
     InstanceStarted,
+    RequestsAborted,
     RolloutPaused,
     RolloutResumed,
 )
@@ -181,6 +183,22 @@ def test_it_names_the_slow_instance_and_the_group_that_was_taken_for_short():
     assert "the longest has 450" in short.text
     assert short.share == pytest.approx(9 / 27, rel=0.01)  # it waited for longer than the tail took
     assert [each.share for each in found] == sorted((each.share for each in found), reverse=True)
+
+
+def test_what_was_given_up_or_failed_foretells_no_length():
+    group = GroupSpec("a", prompt_tokens=1, n=3, max_tokens=900)
+    reader = read(
+        (0.0, started("x", slots=3)),
+        (1.0, GroupsSubmitted((group,)), *(sent(f"a/{index}", "x") for index in range(3))),
+        (2.0, RequestsAborted(("a/0",)), Abort("a/0", "x"), Complete("a/0", "aborted")),
+        (5.0, over("a/1", "x", 100), Complete("a/1", "stop")),
+        (9.0, over("a/2", "x", 200), Complete("a/2", "stop")),
+    )
+    shown = run_of(reader, "x")
+    assert shown.groups[0].first_tokens == 100
+    assert shown.groups[0].estimates == [(4.0, 100), (8.0, 200)]
+    assert not any("looked short" in each.title for each in shown.findings)
+    assert reader.life(reader.kept[-1]).estimate_at(4.5) is None
 
 
 def test_a_loss_costs_its_time_down_and_its_chunks_and_a_pause_is_a_wait_of_its_own():

@@ -24,7 +24,7 @@ from seer_core.model.events import (
 )
 from seer_trace.chunk_runs import Cause, ChunkFollower, ChunkRun, group_of
 
-__all__ = ["LifeReader", "RequestLife", "Wait"]
+__all__ = ["WHOLE", "LifeReader", "RequestLife", "Wait"]
 
 
 class Wait(msgspec.Struct, frozen=True, tag=True):
@@ -64,17 +64,20 @@ class RequestLife(msgspec.Struct):
     answer_tokens: int = 0
     """The tokens that its environment answered."""
 
+    siblings_whole: list[tuple[float, int]] = []
+    """Those of ``siblings_done`` that ended by themselves or at their limit."""
+
     @property
     def tokens(self) -> int:
         """The tokens that its chunks brought."""
         return sum(each.result.tokens for each in self.chunks if each.result is not None)
 
     def estimate_at(self, at_s: float) -> int | None:
-        """Return the longest response of its group that was complete then, None if none was.
+        """Return the longest response of its group that was whole then, None if none was.
 
         By it the paper's scheduler estimates the others of the group (arXiv 2511.14617, Algorithm 2).
         """
-        return max((tokens for done_s, tokens in self.siblings_done if done_s <= at_s), default=None)
+        return max((tokens for done_s, tokens in self.siblings_whole if done_s <= at_s), default=None)
 
     def waited_s(self) -> dict[Cause, float]:
         """Return how long it lacked what, in all."""
@@ -85,6 +88,9 @@ class RequestLife(msgspec.Struct):
                     found[cause] = found.get(cause, 0.0) + seconds
         return found
 
+
+WHOLE = ("stop", "length")
+"""Reasons of responses that ended by themselves or at their limit: a scheduler learns from no others."""
 
 Lack = Cause | int
 """A cause, or else the most KV that an instance with a free slot has, in tokens."""
@@ -188,6 +194,8 @@ class _FollowedGroup:
     """What each of its responses has so far."""
     done: list[tuple[float, int]] = attrs.Factory(list)
     """When each of its complete responses was so, and its tokens."""
+    whole: list[tuple[float, int]] = attrs.Factory(list)
+    """Those that ended by themselves or at their limit."""
 
 
 @attrs.define(eq=False)
@@ -240,7 +248,8 @@ class LifeReader:
         for life in self._open.values():
             self._end_act(life)
             self._end_wait(life, life.group.prompt_tokens)
-            life.siblings_done = self._groups[life.group.id].done
+            group = self._groups[life.group.id]
+            life.siblings_done, life.siblings_whole = group.done, group.whole
         self._ended(self._follower.rest())
         return [*self._open.values()]
 
@@ -278,9 +287,12 @@ class LifeReader:
             self._end_act(life)
             self._end_wait(life, life.group.prompt_tokens)
             life.finished_s, life.finish_reason = self._follower.now, reason
-            life.siblings_done = group.done[:]
+            life.siblings_done, life.siblings_whole = group.done[:], group.whole[:]
             yield life
-        group.done.append((self._follower.now, group.tokens.pop(request_id, 0)))
+        done = self._follower.now, group.tokens.pop(request_id, 0)
+        group.done.append(done)
+        if reason in WHOLE:
+            group.whole.append(done)
         group.left -= 1
         if not group.left:
             del self._groups[group_of(request_id)]

@@ -318,13 +318,14 @@ def _finishes(reader: RunReader) -> list[tuple[float, int]]:
 
 
 def _group(group: GroupStory) -> GroupRow:
+    estimates = group.estimates
     return GroupRow(
         id=group.spec.id,
         n=group.spec.n,
         finished=len(group.tokens),
         prompt_tokens=group.spec.prompt_tokens,
-        first_tokens=group.tokens[0] if group.tokens else 0,
-        estimates=[(round(at_s, 2), tokens) for at_s, tokens in group.estimates],
+        first_tokens=estimates[0][1] if estimates else 0,
+        estimates=[(round(at_s, 2), tokens) for at_s, tokens in estimates],
         median_tokens=group.median,
         longest_tokens=group.longest,
         submitted_s=round(group.submitted_s, 3),

@@ -125,10 +125,11 @@ def _late(reader: RunReader, total_s: float, tail_begins_s: float) -> Iterator[F
     waited = reader.life(last).waited_s()
     waited_s = sum(waited.values())
     title, text = "was late", ""
-    if last.before_it and last.tokens >= MISLED * group.tokens[0]:
+    first_s, first_tokens = next(iter(group.whole), (finished_s, last.tokens))
+    if first_s < finished_s and last.tokens >= MISLED * first_tokens:
         title = "looked short"
         text = (
-            f"Its first response had {group.tokens[0]:,} tokens and was done at {group.finishes_s[0]:,.1f} s;"
+            f"Its first response had {first_tokens:,} tokens and was done at {first_s:,.1f} s;"
             f" the longest has {group.longest:,}. "
         )
     yield Finding(

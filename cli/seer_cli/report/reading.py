@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 from seer_trace.chunk_runs import Cause, ChunkFollower, ChunkRun
 from seer_trace.records import TraceRecord
-from seer_trace.request_life import RequestLife, Wait
+from seer_trace.request_life import WHOLE, RequestLife, Wait
 
 from seer_cli.report.bins import TimeBins
 from seer_cli.report.finished import FinishedChunks
@@ -61,6 +61,8 @@ class GroupStory:
     tokens: array[int] = attrs.Factory(lambda: array("q"))
     """The length of each finished response, in order of their finish."""
     finishes_s: array[float] = attrs.Factory(lambda: array("d"))
+    are_whole: bytearray = attrs.Factory(bytearray)
+    """Whether each of them ended by itself or at its limit: a scheduler learns from no others."""
     unbegun: int = attrs.field(init=False)
     """The indices of the requests that were sent nowhere and are not over, a bit for each."""
 
@@ -73,10 +75,16 @@ class GroupStory:
         return [self.first_row + index for index in range(self.spec.n) if self.unbegun >> index & 1]
 
     @property
+    def whole(self) -> list[tuple[float, int]]:
+        """When each response that ended by itself or at its limit was done, in order, and its tokens."""
+        ends = zip(self.finishes_s, self.tokens, self.are_whole, strict=True)
+        return [(at_s, tokens) for at_s, tokens, is_whole in ends if is_whole]
+
+    @property
     def estimates(self) -> list[tuple[float, int]]:
-        """When a response was done that is longer than all before it, in order, and its tokens."""
+        """When such a response was done that is longer than all before it, in order, and its tokens."""
         found: list[tuple[float, int]] = []
-        for at_s, tokens in zip(self.finishes_s, self.tokens, strict=True):
+        for at_s, tokens in self.whole:
             if not found or tokens > found[-1][1]:
                 found.append((at_s, tokens))
         return found
@@ -223,7 +231,7 @@ class RunReader(Observer):
             old = before._open_groups[story.spec.id]
             story.unbegun = old.unbegun
             story.submitted_s = old.submitted_s - before.now
-            story.tokens = old.tokens[:]
+            story.tokens, story.are_whole = old.tokens[:], old.are_whole[:]
             story.finishes_s = array("d", [at_s - before.now for at_s in old.finishes_s])
 
     def life(self, request: ReadRequest) -> RequestLife:
@@ -239,19 +247,18 @@ class RunReader(Observer):
                 causes_s = acted if need == ACTED else self.waits.causes_s(begin_s, end_s, need)
                 parts.append(Wait(begin_s + start_s, end_s + start_s, causes_s))
         finished_s = None if request.finished_s is None else request.finished_s + start_s
+        group = request.group
+        ends = zip(group.finishes_s, group.tokens, strict=True)
+        done = [(done_s + start_s, tokens) for done_s, tokens in islice(ends, request.before_it)]
         return RequestLife(
             request.request_id,
-            request.group.spec,
-            request.group.submitted_s + start_s,
+            group.spec,
+            group.submitted_s + start_s,
             parts,
             finished_s,
             request.finish_reason,
-            [
-                (done_s + start_s, tokens)
-                for done_s, tokens in islice(
-                    zip(request.group.finishes_s, request.group.tokens, strict=True), request.before_it
-                )
-            ],
+            done,
+            siblings_whole=[each for each, is_whole in zip(done, group.are_whole, strict=False) if is_whole],
         )
 
     def _event(self, now: float, event: Event) -> None:
@@ -364,6 +371,7 @@ class RunReader(Observer):
         request.before_it = len(group.tokens)
         group.tokens.append(request.tokens)
         group.finishes_s.append(self.now)
+        group.are_whole.append(reason in WHOLE)
         if len(group.tokens) == group.spec.n:
             del self._open_groups[group.spec.id]
         self.kept.append(request)
