@@ -18,9 +18,11 @@ from seer_core.model.events import (
     Command,
     Complete,
     Dispatch,
+    EnvironmentAnswered,
     Event,
     GroupsSubmitted,
     InstanceDegraded,
+    InstanceLeaving,
     InstanceLost,
     InstanceReported,
     InstanceStarted,
@@ -121,6 +123,8 @@ class Metrics(Observer):
                     self._submitted[group.id] = now, group.n
                     for index, response in enumerate(group.resumed):
                         self._written[f"{group.id}/{index}"] = response.tokens
+            case EnvironmentAnswered(request_id, tokens):
+                self._written[request_id] = self._written.get(request_id, 0) + tokens
             case ChunkFailed():
                 self._failures.labels(event.instance_id).inc()
             case InstanceStarted(info):
@@ -128,6 +132,8 @@ class Metrics(Observer):
                 if info.metrics_address:
                     self._served.labels(info.id, info.metrics_address).set(1)
                     self._addresses[info.id] = info.metrics_address
+            case InstanceLeaving(instance_id):
+                self._up.labels(instance_id).set(0)
             case InstanceLost() | InstanceStopped():
                 self._losses.labels(event.instance_id).inc(isinstance(event, InstanceLost))
                 self._down(event.instance_id)

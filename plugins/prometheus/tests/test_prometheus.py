@@ -16,12 +16,15 @@ from seer_prometheus.metrics import Metrics
 from seer_core.errors import ConfigError
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
+    AskEnvironment,
     ChunkFinished,
     Complete,
     Dispatch,
+    EnvironmentAnswered,
     GroupSpec,
     GroupsSubmitted,
     InstanceDegraded,
+    InstanceLeaving,
     InstanceLost,
     InstanceReported,
     InstanceStarted,
@@ -96,6 +99,25 @@ def test_a_response_counts_with_the_tokens_of_all_its_chunks_and_of_the_process_
     assert found["seer_responses_total"][("finish_reason", "stop"),] == 2
     assert found["seer_migrations_total"][()] == 1
     assert found["seer_generated_tokens_total"][("engine", "i"),] == 13
+
+
+def test_a_response_counts_with_the_tokens_of_its_environment(figures, read_exposition):
+    metrics, _ = figures
+    group = GroupSpec("g", prompt_tokens=4, n=1, max_tokens=100, turns=True)
+    metrics.observe(10.0, GroupsSubmitted((group,)), [Dispatch("g/0", "i", 50, 64, True)])
+    metrics.observe(12.0, ChunkFinished("g/0", "i", 5, True), [AskEnvironment("g/0")])
+    metrics.observe(15.0, EnvironmentAnswered("g/0", 20, True), [Complete("g/0", "stop")])
+    found, _ = read_exposition(generate_latest(metrics.registry).decode())
+    assert found["seer_response_tokens_sum"][()] == 25
+    assert found["seer_generated_tokens_total"][("engine", "i"),] == 5
+
+
+def test_an_instance_that_leaves_takes_no_chunks(figures):
+    metrics, value = figures
+    metrics.observe(0.0, InstanceStarted(InstanceInfo("i", 64, 16, 4, 64)), [])
+    assert value("instance_up") == 1
+    metrics.observe(1.0, InstanceLeaving("i", "its node is taken"), [])
+    assert value("instance_up") == 0
 
 
 @pytest.fixture
