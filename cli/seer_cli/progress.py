@@ -101,6 +101,7 @@ class RunProgress(Observer):
         self.requests = 0
         self.requests_done = 0
         self.tokens = 0
+        self._resumed_tokens = 0
         self.steps = 0
         self.drafted = 0
         self.accepted = 0
@@ -181,7 +182,8 @@ class RunProgress(Observer):
         """
         if not self.requests_done or self.started_s is None or not self.tokens:
             return None
-        mean = self.tokens / self.requests_done  # of a Geometric variable, those not over yet included
+        tokens = self.tokens + self._resumed_tokens
+        mean = tokens / self.requests_done  # of a Geometric variable, those not over yet included
         specs = self._specs
         rooms = [specs[group_of(name)].max_tokens - tokens for name, tokens in self._written()]
         missing = sum(min(mean, room) for room in rooms)
@@ -236,6 +238,7 @@ class RunProgress(Observer):
         self._specs[group.id] = group
         resumed = {f"{group.id}/{index}": each.tokens for index, each in enumerate(group.resumed)}
         begun = {name: tokens for name, tokens in resumed.items() if tokens}
+        self._resumed_tokens += sum(begun.values())
         self._generated |= begun
         self._unbegun[group.id] = group.n - len(begun)
 

@@ -1,5 +1,6 @@
 """Progress: how many requests wait for what, when the tail begins, and the KV that is reserved."""
 
+import pytest
 from seer_cli.progress import RunProgress
 from seer_testing.harness import SchedulerHarness
 
@@ -48,6 +49,16 @@ def test_requests_wait_for_kv_where_their_next_chunk_has_no_room():
     progress.observe(1.0, ChunkFinished("short/0", "x", 100, False), [send("long/0", kv=352)])
     # 160 are free; short/0 needs 10 + 100 + 100 by now.
     assert progress.waiting == {"kv": 4, "turn": 2}
+
+
+def test_the_time_left_of_a_resumed_run_goes_by_the_lengths_that_it_resumed():
+    progress = started()
+    whole = (ResumedResponse(100, "stop"),) * 9
+    group = GroupSpec("a", 100, 10, 400, resumed=(*whole, ResumedResponse(0)))
+    over = [Complete(f"a/{index}", "stop") for index in range(9)]
+    progress.observe(0.0, GroupsSubmitted((group,)), [*over, send("a/9")])
+    progress.observe(1.0, ChunkFinished("a/9", "x", 10, False), [])
+    assert progress.left_s == pytest.approx(910 / 9 / 10)
 
 
 def test_requests_wait_for_an_instance_or_for_a_rollout_that_goes_on():
