@@ -194,7 +194,7 @@ class EnvironmentCalls:
     def stop(self) -> None:
         """Drop all turns, and close all trajectories."""
         self._waiting.clear()
-        for request_id in {*self._calls, *self._begun}:
+        for request_id in dict.fromkeys([*self._begun, *self._calls]):  # a set has an order by chance
             self.over(request_id)
 
     async def closed(self) -> None:

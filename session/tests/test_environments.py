@@ -315,6 +315,20 @@ def test_a_delay_beyond_the_limit_is_too_late():
     )
 
 
+def test_trajectories_that_a_stop_ends_are_closed_in_the_order_of_their_turns():
+    names = [f"g{number}/0" for number in range(16)]
+    environment = Scripted(lambda turn: asyncio.Event().wait())
+
+    async def story(calls, outcomes):
+        for name in names:
+            calls.ask(question(name))
+        while len(environment.calls) < 2 * len(names):
+            await asyncio.sleep(0)
+
+    play(environment, story)
+    assert [name for what, name, *_ in environment.calls if what == "close"] == names
+
+
 def test_a_close_that_raises_is_logged_and_no_more():
     class Fragile(Scripted):
         async def close(self, trajectory):
