@@ -20,7 +20,10 @@ NO_LABELS: Mapping[str, str] = {}
 
 
 FAMILIES = 4096
-"""Families that are remembered; beyond, the one to which no group has come for longest is forgotten."""
+"""Families that are remembered while none of their groups is in flight.
+
+Beyond, the one of which none has been for longest is forgotten.
+"""
 
 
 @attrs.define(eq=False)
@@ -37,7 +40,9 @@ class ContextManager:
 
     def __init__(self) -> None:
         self._groups: dict[str, GroupContext] = {}
-        self._families: OrderedDict[str, _Family] = OrderedDict()
+        self._families: dict[str, _Family] = {}
+        """Those of which a group is in flight."""
+        self._others: OrderedDict[str, _Family] = OrderedDict()
         self._seq = 0
 
     def open(self, spec: GroupSpec, now: float = 0.0) -> GroupContext:
@@ -68,7 +73,7 @@ class ContextManager:
     def record_finished(self, request: Request) -> None:
         """Take in the length of a finished response."""
         group = request.group
-        family = self._families.get(group.family) if group.family else None
+        family = self._families[group.family] if group.family else None
         known: list[GroupContext | _Family] = [group]
         if family is not None:
             known = [family, *family.groups.values()]
@@ -82,18 +87,25 @@ class ContextManager:
         group.left -= 1
         if group.left == 0:
             del self._groups[group.id]
-            if (family := self._families.get(group.family)) is not None:
-                family.groups.pop(group.id, None)
+            if group.family:
+                self._leave(group)
 
     def _join(self, group: GroupContext, name: str) -> None:
         """Let a group that has arrived profit from what its family has shown, and will show."""
-        family = self._families.pop(name, None) or _Family()
-        self._families[name] = family  # the last one now
-        if len(self._families) > FAMILIES:
-            self._families.popitem(last=False)
+        family = self._families.get(name) or self._others.pop(name, None) or _Family()
+        self._families[name] = family
         group.family, group.informed = name, bool(family.finished)
         group.finished, group.longest_finished_tokens = family.finished, family.longest_finished_tokens
         family.groups[group.id] = group
+
+    def _leave(self, group: GroupContext) -> None:
+        """Take a group that is over from its family."""
+        family = self._families[group.family]
+        del family.groups[group.id]
+        if not family.groups:
+            self._others[group.family] = self._families.pop(group.family)
+            if len(self._others) > FAMILIES:
+                self._others.popitem(last=False)
 
     @property
     def oldest(self) -> GroupContext:

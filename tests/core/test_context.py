@@ -116,3 +116,14 @@ def test_the_family_to_which_no_group_has_come_for_longest_is_forgotten(contexts
         "new": 10,
         "old": 100,
     }
+
+
+def test_however_many_families_are_under_way_a_group_learns_from_its_own(contexts, monkeypatch):
+    monkeypatch.setattr("seer_core.scheduling.context.FAMILIES", 1)
+    first, request = joined(contexts, "a", "one")
+    second, _ = joined(contexts, "b", "two")
+    third, _ = joined(contexts, "c", "one")
+    ended(contexts, request, 20)
+    assert (third.estimate_tokens, second.estimate_tokens) == (20, 100)
+    later, _ = joined(contexts, "d", "one")
+    assert (first.finished, later.finished, later.informed) == (1, 1, True)
