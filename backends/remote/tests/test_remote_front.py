@@ -491,6 +491,36 @@ def test_a_pause_that_keeps_no_response_ends_with_its_resume_after_new_weights(f
         assert after.json()["weight_version"] == 1
 
 
+def test_requests_wait_from_the_moment_at_which_a_pause_waits_for_responses(front):
+    served, owners = front(chunk_tokens=200)
+    with served:
+        slow_down(owners)
+        first = Asking(lambda: generate(served, most=200))
+        eventually(lambda: any(each.server.running for each in owners))
+        pause = Asking(lambda: call(served, "/pause?mode=wait"))
+        eventually(lambda: call(served, "/v1/state", method="GET").json()["changing"])
+        later = Asking(lambda: generate(served))
+        assert len(tokens(first.result())) == 200
+        assert pause.result().status_code == 200
+        assert later.answer is None
+        assert call(served, "/resume").status_code == 200
+        assert len(tokens(later.result())) == 32
+
+
+def test_requests_wait_until_all_servers_have_been_looked_at_for_their_new_weights(front):
+    served, owners = front()
+    with served:
+        call(served, "/start_weight_update", {})
+        call(served, "/update_weights", {})
+        slow_down(owners)
+        finish = Asking(lambda: call(served, "/finish_weight_update", {}))
+        eventually(lambda: any(each.server.running for each in owners))  # Seer looks
+        found = generate(served)
+        assert len(tokens(found)) == 32
+        assert found.json()["weight_version"] == 1
+        assert finish.result().status_code == 200
+
+
 def test_a_second_pause_that_aborts_ends_the_responses_that_the_first_has_kept(front):
     served, owners = front(chunk_tokens=200)
     with served:

@@ -32,7 +32,7 @@ from seer_core.ports.engine import Tokenizer
 from seer_core.ports.policy import Observer
 from seer_server.answers import Answer, Part, usage
 from seer_server.batches import Batches
-from seer_server.broker import RolloutBroker, Subscription, Trust
+from seer_server.broker import AsleepError, BusyUpdatingError, RolloutBroker, Subscription, Trust
 from seer_server.choices import ChoiceReader, ParsedChoices, PlainChoices
 from seer_server.control import Control
 from seer_server.found_parsers import find_parsers
@@ -261,13 +261,15 @@ class _Service:
         return JSONResponse({"count": len(tokens), "max_model_len": longest, "tokens": list(tokens)})
 
     async def detokenize(self, request: Request) -> Response:
-        """Return the text of tokens, special ones left out, as in a response."""
+        """Return the text of tokens, special ones too, as vLLM's server does."""
         asked = await read_json(request, DetokenizeRequest)
         self._require(asked.model)
-        if self._tokenizer is None:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
             raise PromptError("this engine has no tokenizer")
+        decode = tokenizer.decode_all if isinstance(tokenizer, TokenizerOfFiles) else tokenizer.decode
         try:
-            return JSONResponse({"prompt": self._tokenizer.decode(asked.tokens)})
+            return JSONResponse({"prompt": decode(asked.tokens)})
         except OverflowError as error:
             raise FieldError("tokens holds a number that is no token", "tokens") from error
 
@@ -374,15 +376,20 @@ class _Service:
         if asked.seed is not None and (seeds := self.calls.seeds(asked.seed, asked.n, form)) is not None:
             wanted = [{**each, "seed": None, "seeds": seeds} for each in wanted]
         skip = skipped_tokens(asked, len(wanted) * asked.n)
-        if self.calls.held:
-            await unless_disconnected(request, self.calls.free())
-        try:
-            stream = bool(asked.stream)
-            subscription = await self._subscribe(wanted, stream, turn)
-            subscription.name = answer.id
-            answer.version = self.broker.runtime.weight_version
-        except OverloadError as error:
-            raise refusal(error, self.broker.retry_s(len(wanted) * asked.n)) from error
+        stream = bool(asked.stream)
+        subscription = None
+        while subscription is None:
+            if self.calls.held:
+                await unless_disconnected(request, self.calls.free())
+            try:
+                subscription = await self._subscribe(wanted, stream, turn)
+            except OverloadError as error:
+                raise refusal(error, self.broker.retry_s(len(wanted) * asked.n)) from error
+            except (AsleepError, BusyUpdatingError):
+                if not self.calls.held:  # or else owners have begun to hold requests meanwhile
+                    raise
+        subscription.name = answer.id
+        answer.version = self.broker.runtime.weight_version
         if asked.stream:
             events = self._stream(subscription, answer, reader, skip)
             return Stream(events, partial(self.broker.unsubscribe, subscription))

@@ -213,6 +213,8 @@ class ControlCalls:
     reasons: set[str] = attrs.Factory(set)
     _turn: asyncio.Lock = attrs.Factory(asyncio.Lock)
     _exclusive: AsyncExitStack | None = None
+    _moving: bool = False
+    """Whether it is being taken, once no response is unfinished, or given back."""
     _slept_before: bool = False
     _kept: bool = False
     """Whether the rollout is paused with its responses."""
@@ -259,7 +261,7 @@ class ControlCalls:
     @property
     def held(self) -> bool:
         """Whether requests wait until owners let them be taken."""
-        return self._exclusive is not None
+        return self._exclusive is not None or self._moving
 
     async def close(self) -> None:
         """End the connections to servers that were never started as engines."""
@@ -267,7 +269,7 @@ class ControlCalls:
 
     async def free(self) -> None:
         """Wait until owners let requests be taken."""
-        while self._exclusive is not None:
+        while self.held:
             self._free.clear()
             await self._free.wait()
 
@@ -437,11 +439,16 @@ class ControlCalls:
         """Take the runtime for the owners, once no response is unfinished."""
         if self._exclusive is not None:
             return
-        async with AsyncExitStack() as stack:
-            runtime = await stack.enter_async_context(self.broker.exclusive(wait_s))
-            self._slept_before = runtime.asleep
-            await runtime.sleep()
-            self._exclusive = stack.pop_all()
+        self._moving = True
+        try:
+            async with AsyncExitStack() as stack:
+                runtime = await stack.enter_async_context(self.broker.exclusive(wait_s))
+                self._slept_before = runtime.asleep
+                await runtime.sleep()
+                self._exclusive = stack.pop_all()
+        finally:
+            self._moving = False
+            self._free.set()
 
     async def _after(
         self, effect: Effect, query: dict[str, list[str]], fields: dict[str, Any], done: bool
@@ -480,6 +487,7 @@ class ControlCalls:
             return
         changed, self._changed = self._changed, False
         stack, self._exclusive = self._exclusive, None
+        self._moving = True
         try:
             async with stack:
                 runtime = self.broker.runtime
@@ -489,6 +497,7 @@ class ControlCalls:
                         version = await runtime.weights_changed()
                         log.info("weights_changed_by_owner", version=version)
         finally:
+            self._moving = False
             self._free.set()
 
 

@@ -242,8 +242,9 @@ def test_text_becomes_tokens_and_text_again(serve_by_hand, playing):
         assert chat == tokenizer.encode_chat(messages)
         for prompt, tokens in (([7, 8], [7, 8]), ("messages", tokenizer.encode("messages"))):
             assert post("tokenize", prompt=prompt)[1]["tokens"] == tokens
-        text = tokenizer.decode(found["tokens"])
-        assert post("detokenize", tokens=found["tokens"]) == (200, {"prompt": text})
+        for tokens in (found["tokens"], chat):  # with special tokens, as at vLLM's server
+            text = tokenizer.decode_all(tokens)
+            assert post("detokenize", tokens=tokens) == (200, {"prompt": text})
         for body in ({"prompt": ["3", "4"]}, {"prompt": "3" * 9000}, {"messages": []}, {}):
             assert post("tokenize", **body)[0] == 400
         for body in ({"tokens": [-1]}, {"tokens": [1 << 40]}, {"tokens": "a"}, {}):
