@@ -69,6 +69,11 @@ class Answer:
         self._counts_each = options is not None and self.counts and bool(options.continuous_usage_stats)
 
     @property
+    def group(self) -> str:
+        """A group's id for a request that names none; its seed follows from that."""
+        return self.id
+
+    @property
     def names(self) -> dict[str, str]:
         """The request's own names for fields of completions that it has under others."""
         found = {"group_id": "group"}

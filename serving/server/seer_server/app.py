@@ -371,7 +371,7 @@ class _Service:
         asked = _with_headers(asked, request.headers)
         asked, reader = await self._reader(asked, answer)
         turn = turn_of(asked.trajectory, asked.group, request.headers)
-        name = answer.id if turn is not None else asked.group or answer.id
+        name = answer.group if turn is not None else asked.group or answer.group
         wanted = records(asked, name, self.broker.runtime.model.controls)
         if asked.seed is not None and (seeds := self.calls.seeds(asked.seed, asked.n, form)) is not None:
             wanted = [{**each, "seed": None, "seeds": seeds} for each in wanted]

@@ -242,6 +242,11 @@ class SglangAnswer(Answer):
         self._prompt_length: dict[int, int] = {}
 
     @property
+    def group(self) -> str:
+        """A group's id; one of the client's, which may come again, is not enough."""
+        return self.id if self._form.rid is None else f"{self.id}-{token_hex(4)}"
+
+    @property
     def names(self) -> dict[str, str]:
         """The request's own names."""
         return self._form.sampling_params.names | {"group_id": "rid" if self._form.group is None else "group"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import repeat
+from secrets import token_hex
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -147,6 +148,11 @@ class TokensAnswer(Answer):
         self._tokens = asked
         self.id = f"generate-tokens-{asked.request_id or self.id.partition('-')[2]}"
         self._model = model
+
+    @property
+    def group(self) -> str:
+        """A group's id; one of the client's, which may come again, is not enough."""
+        return self.id if self._tokens.request_id is None else f"{self.id}-{token_hex(4)}"
 
     @property
     def names(self) -> dict[str, str]:

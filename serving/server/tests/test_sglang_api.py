@@ -56,6 +56,25 @@ def test_an_error_has_the_name_that_the_client_has_for_a_field(serve_sim, fields
     assert param in error["message"]
 
 
+def test_requests_that_repeat_an_id_without_a_seed_are_drawn_anew(serve_sim):
+    def tokens(path, **body):
+        answer = httpx.post(f"{served.url}{path}", json=body, timeout=PATIENCE_S)
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        return tuple(found["output_ids"] if "output_ids" in found else found["choices"][0]["token_ids"])
+
+    with serve_sim() as served:
+        how = {"max_new_tokens": 24}
+        for agent in ({}, {"trajectory": "agent"}):
+            own = {"rid": "mine", **agent}
+            again = [tokens("/generate", input_ids=[5], sampling_params=how, **own) for _ in range(3)]
+            assert len(set(again)) == 3
+            own = {"request_id": "mine", **agent}
+            form = {"token_ids": [5], "sampling_params": {"max_tokens": 24}}
+            again = [tokens("/inference/v1/generate", **form, **own) for _ in range(3)]
+            assert len(set(again)) == 3
+
+
 def test_what_an_error_quotes_stays_as_the_client_wrote_it():
     error = PromptError("prompt 1: seed is 'seed', and the plug-ins' seed isn't \"a seed\"")
     renamed = by_names(error, {"seed": "sampling_seed"})
