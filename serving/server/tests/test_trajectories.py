@@ -128,7 +128,8 @@ def test_siblings_are_known_to_the_scheduler_by_the_group_s_id(serve_watched):
     with served:
         for name in "ab":
             post(served, {"prompt": [5, 6, 7], "trajectory": name, "group": "g"})
-        families = served.server.config.app.state.broker.runtime._controller.scheduler.contexts._families
+        contexts = served.server.config.app.state.broker.runtime._controller.scheduler.contexts
+        families = contexts._others  # no group of it is in flight any more
         assert families["g"].finished == 2
         assert families["g"].longest_finished_tokens == max(len(e.token_ids) for e in records.completions)
     assert [each.family for each in records.specs] == ["g", "g"]
