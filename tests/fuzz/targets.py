@@ -11,7 +11,7 @@ import os
 import shutil
 import string
 from collections.abc import Callable, Sequence
-from contextlib import chdir
+from contextlib import ExitStack, chdir
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from seer_lab.fit import fit
 from seer_lab.traces import read_lengths
 from seer_lab.twin import recorded_drafts
 from seer_lab.workload_choice import choose_workload
+from seer_rl.rewards import RewardPool
 from seer_session.assembly import assemble
 from seer_session.prompts import read_prompts
 from seer_sim.tokens import ByteTokenizer
@@ -43,7 +44,17 @@ from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece, ModelInfo
 from seer_core.ports.weights import directory
 
-from .user_code import ANSWERS, CHOICES, RAISED, try_answer, try_choice, try_raised
+from .user_code import (
+    ANSWERS,
+    CHOICES,
+    RAISED,
+    REWARDS,
+    reward_pool,
+    try_answer,
+    try_choice,
+    try_raised,
+    try_reward,
+)
 
 __all__ = ["TARGETS", "CommandError", "CommandRefused", "Target", "Workspace"]
 
@@ -193,6 +204,7 @@ class Workspace:
         ):
             self.seer(*command.split())
         self._model()
+        self._processes = ExitStack()
         self.good = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
     def _model(self) -> None:
@@ -206,6 +218,15 @@ class Workspace:
         tokenizer = Tokenizer(models.WordLevel(words, unk_token="a"))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         tokenizer.save(str(model / "tokenizer.json"))
+
+    @cached_property
+    def rewards(self) -> RewardPool:
+        """A process of rewards, from the first use to ``close``."""
+        return self._processes.enter_context(reward_pool(self.path))
+
+    def close(self) -> None:
+        """End what it has started."""
+        self._processes.close()
 
     def restore(self) -> None:
         """Undo what a command wrote."""
@@ -473,6 +494,7 @@ TARGETS = (
     Target("environment-answer", _documents(ANSWERS), try_answer),
     Target("strategy-choice", _documents(CHOICES), try_choice),
     Target("raised", _documents(RAISED), try_raised),
+    Target("reward", _documents(REWARDS), try_reward),
     Target("worker-wire", _worker_frames, _try_worker_frames, refusals=(WireError,)),
     Target(
         "command",

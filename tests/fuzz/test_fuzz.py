@@ -1,6 +1,7 @@
 """The fuzzers: an input that is changed at random is taken, or refused in one sentence."""
 
 import itertools
+from contextlib import closing
 from time import monotonic
 
 import pytest
@@ -13,7 +14,8 @@ INPUTS, SLOW_INPUTS = 100, 4
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
-    return Workspace(tmp_path_factory.mktemp("fuzz") / "workspace")
+    with closing(Workspace(tmp_path_factory.mktemp("fuzz") / "workspace")) as opened:
+        yield opened
 
 
 def numbers(target, seconds):

@@ -1,13 +1,16 @@
-"""Code of users as input: what an environment or a strategy raises and answers, drawn at random."""
+"""Code of users as input: what an environment, a strategy or a reward raises and answers, drawn at random."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import structlog
 from seer_host.tables import TurnsTable
+from seer_rl import Response
+from seer_rl.rewards import LARGEST_REWARD, RewardPool
 from seer_session.environment import EnvironmentAnswer, ModelTurn, Trajectory
 from seer_session.environment_calls import EncodedAnswer, EnvironmentCalls, Question
 from seer_sim.tokens import ByteTokenizer
@@ -23,7 +26,17 @@ from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
 from tests.support.raising import ERRORS
 from tests.support.virtual_time import run_in_virtual_time
 
-__all__ = ["ANSWERS", "CHOICES", "RAISED", "try_answer", "try_choice", "try_raised"]
+__all__ = [
+    "ANSWERS",
+    "CHOICES",
+    "RAISED",
+    "REWARDS",
+    "reward_pool",
+    "try_answer",
+    "try_choice",
+    "try_raised",
+    "try_reward",
+]
 
 TIMEOUT_S = 60.0
 
@@ -48,6 +61,24 @@ RAISED = tuple(
     for kind in ("KeyboardInterrupt", "CancelledError", "ValueError", "none")
 )
 """A place, the class that is raised there, ``none`` for no error, and its text."""
+
+REWARDS = (
+    {"class": "none", "answer": 1.5},
+    {"class": "none", "answer": "-2", "environment_reward": 3.0},
+    {"class": "none", "answer": 1e15, "more": {"print": "x"}},
+    {"class": "KeyboardInterrupt", "answer": None},
+)
+"""The class that a reward raises, or its answer, and the reward of the response's environment."""
+
+REWARD_CODE = """
+from tests.support.raising import ERRORS, raise_one
+
+def reward(response):
+    name = response.metadata.get("class")
+    if isinstance(name, str) and name in ERRORS:
+        raise_one(name)
+    return response.metadata.get("answer")
+"""
 
 DEFAULTS = {"prioritizer": FirstComeFirstServed, "splitter": WholeRequests, "placer": LeastLoaded}
 SLOT_OF = {"place": "placer", "split": "splitter", "peek": "prioritizer"}
@@ -204,3 +235,18 @@ class _Failing:
 
     async def _in_a_task(self, trajectory: Any, turn: Any) -> Any:
         await asyncio.gather(asyncio.ensure_future(self._in_step(trajectory, turn)), asyncio.sleep(0))
+
+
+def reward_pool(folder: Path) -> RewardPool:
+    """Return a pool whose reward does as the response's metadata says."""
+    (folder / "of_metadata.py").write_text(REWARD_CODE)
+    return RewardPool("of_metadata.py:reward", folder, 1, TIMEOUT_S)
+
+
+def try_reward(workspace: Any, data: bytes) -> None:
+    """Let a reward raise or answer so."""
+    given = _read(data)
+    environment = given.get("environment_reward")
+    reward = environment if isinstance(environment, float) else None
+    response = Response(given, "ab", [5, 6], "stop", environment_reward=reward)
+    assert abs(workspace.rewards.submit(response).result()) <= LARGEST_REWARD
