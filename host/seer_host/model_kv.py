@@ -45,6 +45,7 @@ UNLIKE = {
     "ssm_cfg": "layers of the first Mamba",
     "block_configs": "layers of unlike sizes",
     "attn_layer_period": "layers of the first Mamba",
+    "use_cla": "layers that share KV",
 }
 """Keys of families whose layers are not described here, and what these have."""
 
@@ -230,11 +231,28 @@ def kv_of(config: Mapping[str, Any]) -> ModelKv:
 def _kept(text: Mapping[str, Any], number: int, layer: Layer) -> LayerKv:
     """Return the KV of a layer of attention."""
     if latent := text.get("kv_lora_rank"):
-        return LayerKv(1, latent + size_of(text, "qk_rope_head_dim"))
+        return LayerKv(1, latent + size_of(text, "qk_rope_head_dim") + _index_values(text, number))
     heads, width = head_sizes(text, number, layer)
     chunked = layer.kind == "chunked_attention"
     window = text.get("attention_chunk_size" if chunked else "sliding_window")
     return LayerKv(heads, 2 * width, window if layer.mixer == "window" else None)
+
+
+def _index_values(text: Mapping[str, Any], number: int) -> int:
+    """Return the values of two bytes by which a layer of DeepSeek-V3.2's kind finds the tokens to attend to.
+
+    It keeps a byte for each of the key's values, and four for each 128 of them (vLLM's ``Indexer``).  Layers
+    that use the indices of the one before keep none (IndexCache, arXiv 2603.12201).
+    """
+    if not text.get("index_topk"):
+        return 0
+    if pattern := text.get("index_topk_pattern"):
+        shares = pattern[number : number + 1] == "S"
+    else:
+        offset = text.get("index_skip_topk_offset", 2)
+        shares = max(number - offset + 1, 0) % (text.get("index_topk_freq") or 1) != 0
+    width = size_of(text, "index_head_dim")
+    return 0 if shares else (width + width // 128 * 4) // 2
 
 
 def head_sizes(text: Mapping[str, Any], number: int, layer: Layer) -> tuple[int, int]:

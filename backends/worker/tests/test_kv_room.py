@@ -42,6 +42,19 @@ def test_latent_attention_keeps_as_much_on_every_rank():
     assert token_bytes(latent, "auto") == token_bytes(latent, "auto", tensor_parallel=8) == 4 * 576 * 2
 
 
+def test_layers_that_index_tokens_keep_their_indices_too():
+    indexed = CONFIG | {
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "index_topk": 2048,
+        "index_head_dim": 128,
+    }
+    latent, index = 4 * 576 * 2, 132
+    assert token_bytes(indexed, "auto") == latent + 4 * index
+    assert token_bytes(indexed | {"index_topk_freq": 2}, "auto") == latent + 3 * index
+    assert token_bytes(indexed | {"index_topk_pattern": "FSSS"}, "auto") == latent + index
+
+
 def test_the_text_part_of_a_model_that_sees_has_the_kv(tmp_path):
     config = {"dtype": "bfloat16", "text_config": CONFIG | {"dtype": None}, "num_hidden_layers": 99}
     assert token_bytes(config, "auto") == TOKEN
@@ -64,6 +77,7 @@ def test_slots_and_windows_share_the_memory(tmp_path):
         {"layer_types": ["conv"]},
         {"layer_types": ["linear_attention"]},
         {"ssm_cfg": {"layer": "Mamba1"}},
+        {"use_cla": True, "cla_share_factor": 2},
     ],
 )
 def test_a_model_whose_layers_are_not_described_is_left_alone(tmp_path, field):
