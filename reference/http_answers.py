@@ -132,7 +132,9 @@ OPERATIONS = {
         record(count=INTEGER, max_model_len=INTEGER, tokens={"type": "array", "items": INTEGER}),
     ),
     ("POST", "/detokenize"): Operation(
-        DetokenizeRequest, "`prompt`: the text.", record(prompt={"type": "string"})
+        DetokenizeRequest,
+        "`prompt`: the text, with that of special tokens.",
+        record(prompt={"type": "string"}),
     ),
     ("POST", "/generate"): Operation(
         SglangRequest,
@@ -155,6 +157,11 @@ OPERATIONS = {
         ReleaseRequest,
         "`program_id`, and whether it was `released`: whether there was such a trajectory.",
         record(program_id=STRING, released={"type": "boolean"}),
+    ),
+    ("POST", "/finish_session"): Operation(
+        None,
+        "`ended`: 1, or 0 if there is no such trajectory. Its id is in the query, as `session_id`.",
+        record(ended=INTEGER),
     ),
     ("POST", "/v1/rollouts"): Operation(
         BatchRequest, "A stream of `completion` and `progress` lines that ends with `done`.", LINE, NDJSON

@@ -29,6 +29,7 @@ __all__ = [
     "checked",
     "plain_sampling",
     "read",
+    "served_model",
     "unread",
     "with_attachments",
 ]
@@ -60,6 +61,20 @@ OWN = (
 
 class Unsupported(Exception):
     """The server lacks a call; the message names what starts it with that."""
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """One of ``/v1/models``; an adapter has no limit of its own."""
+
+    id: str
+    root: str | None = None
+    max_model_len: Count | None = None
+
+
+class ServedModels(msgspec.Struct, frozen=True):
+    """Answer of ``/v1/models``."""
+
+    data: list[ServedModel]
 
 
 class ServerFacts(msgspec.Struct, frozen=True):
@@ -173,6 +188,18 @@ def read(kind: type[T], body: bytes, what: str) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         flaw = error if isinstance(error, msgspec.ValidationError) else describe_flaw(error, body)
         raise Malformed(f"its answer to {what} is none: {flaw}") from error
+
+
+async def served_model(ask: Connection) -> tuple[ServedModel, int]:
+    """Return the model that a server has, not its adapters, and its longest context.
+
+    Raises:
+        Malformed: it has none.
+    """
+    for model in read(ServedModels, await ask.get("/v1/models"), "/v1/models").data:
+        if model.max_model_len is not None:
+            return model, model.max_model_len
+    raise Malformed("it serves no model with a longest context (max_model_len)")
 
 
 def checked(written: ServerChunk, most: int, vocab_size: int) -> ServerChunk:

@@ -20,6 +20,7 @@ from seer_remote.dialect import (
     ServerLoad,
     plain_sampling,
     read,
+    served_model,
     unread,
     with_attachments,
 )
@@ -67,19 +68,6 @@ NO_TOKEN = 2**31 - 1
 """A token that no vocabulary has: SGLang refuses to report on it by naming the vocabulary's size."""
 VOCABULARY = re.compile(r"valid range is \[0, (\d+)\)")
 MOST_WAITS = 60.0
-
-
-class SglangModel(Struct):
-    """One of ``/v1/models``."""
-
-    id: str
-    max_model_len: Count
-
-
-class SglangModels(Struct):
-    """Answer of ``/v1/models``."""
-
-    data: list[SglangModel]
 
 
 class ServerInfo(Struct):
@@ -158,9 +146,7 @@ class Sglang:
         if await self._is_paused():  # or else the first request would wait for the pause's end
             raise Unreachable("its owner has paused it")
         info = read(ServerInfo, await ask.get("/server_info", MOST_WAITS), "/server_info")
-        models = read(SglangModels, await ask.get("/v1/models"), "/v1/models").data
-        if not models:
-            raise Malformed("it serves no model")
+        model, longest = await served_model(ask)
         groups = max(1, info.dp_size) * max(1, info.attn_dp_size)
         lacks = []
         self._heeds_seeds = info.enable_deterministic_inference
@@ -168,9 +154,9 @@ class Sglang:
             lacks.append("start it with --enable-deterministic-inference: then seeds count")
         return ServerFacts(
             engine=f"SGLang {info.version}",
-            model=models[0].id,
+            model=model.id,
             directory=info.model_path,
-            max_model_tokens=models[0].max_model_len,
+            max_model_tokens=longest,
             vocab_size=await self._vocab_size(),
             kv_tokens=groups * info.max_total_num_tokens,
             block_tokens=info.page_size,

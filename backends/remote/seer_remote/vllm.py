@@ -17,13 +17,13 @@ from seer_remote.connection import Connection, Malformed, RefusedCall, Unreachab
 from seer_remote.dialect import (
     TEXT,
     AnyCount,
-    Count,
     ServerChunk,
     ServerFacts,
     ServerLoad,
     Unsupported,
     plain_sampling,
     read,
+    served_model,
     unread,
     with_attachments,
 )
@@ -72,20 +72,6 @@ SCALE_OUT = (
 )
 DEVELOPER = "start it with VLLM_SERVER_DEV_MODE=1 in its environment"
 DETAILS = "start it with --enable-prompt-tokens-details: then it says which tokens its cache had"
-
-
-class VllmModel(Struct):
-    """One of ``/v1/models``."""
-
-    id: str
-    max_model_len: Count
-    root: str = ""
-
-
-class VllmModels(Struct):
-    """Answer of ``/v1/models``."""
-
-    data: list[VllmModel]
 
 
 class Version(Struct):
@@ -223,10 +209,7 @@ class Vllm:
         """Ask for its models, its KV, its vocabulary, and what is enabled."""
         ask = self.connection
         version = read(Version, await ask.get("/version"), "/version").version
-        models = read(VllmModels, await ask.get("/v1/models"), "/v1/models").data
-        if not models:
-            raise Malformed("it serves no model")
-        model = models[0]
+        model, longest = await served_model(ask)
         self._model = model.id
         kv_tokens, block_tokens, shares = _cache(await ask.get("/metrics"))
         self._scale_out, vocab_size, keyed = await self._find_generate()
@@ -237,7 +220,7 @@ class Vllm:
             engine=f"vLLM {version}",
             model=model.id,
             directory=model.root or model.id,
-            max_model_tokens=model.max_model_len,
+            max_model_tokens=longest,
             vocab_size=vocab_size,
             kv_tokens=kv_tokens,
             block_tokens=block_tokens,

@@ -55,6 +55,7 @@ class FakeVllm:
         self.device = 0
         """Two of different devices draw different tokens from a seed."""
         self.model = "tiny"
+        self.adapters: list[str] = []
         self.version = "0.32.0"
         self.max_model_len = 512
         self.vocab = VOCAB
@@ -167,7 +168,8 @@ class FakeVllm:
 
     async def _models(self, request: web.Request) -> web.Response:
         model = {"id": self.model, "root": f"/no/{self.model}", "max_model_len": self.max_model_len}
-        return web.json_response({"data": [model]})
+        adapters = [{"id": name, "root": "/no", "max_model_len": None} for name in self.adapters]
+        return web.json_response({"data": [model, *adapters]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self.looks += 1

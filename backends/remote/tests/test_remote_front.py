@@ -34,6 +34,7 @@ class Owner:
         self.fails: set[str] = set()
         self.workers = 1
         self.learns = True
+        self.says: dict[str, Any] = {}
         server.control = self.answer
 
     async def answer(self, request: web.Request) -> web.Response | None:
@@ -58,7 +59,7 @@ class Owner:
             self.server.paused = False
         if path == "/update_weights" and self.learns:
             self.server.weights += 1
-        return web.json_response({"message": path})
+        return web.json_response(self.says.get(path, {"message": path}))
 
     @property
     def paths(self) -> list[str]:
@@ -266,6 +267,49 @@ def test_a_pause_that_keeps_responses_costs_none_and_weights_may_not_change_mean
     assert all("/start_weight_update" not in each.paths for each in owners)
 
 
+@pytest.mark.parametrize(
+    ("path", "more"), [("/v1/load_lora_adapter", {"load_inplace": True}), ("/skyrl/v1/load_lora_adapter", {})]
+)
+def test_an_adapter_in_place_of_another_waits_for_responses_and_a_new_one_does_not(front, path, more):
+    served, owners = front(chunk_tokens=200)
+    new, again = ({"lora_name": name, "lora_path": "/there"} | more for name in ("new", "again"))
+    with served:
+        for each in owners:
+            each.server.adapters = ["again"]
+        slow_down(owners)
+        kept = Asking(lambda: generate(served, most=64))
+        eventually(lambda: any(each.server.running for each in owners))
+        call(served, "/pause?mode=keep")
+        assert call(served, path, new).status_code == 200
+        refused = call(served, path, again)
+        assert refused.status_code == 409
+        assert "two versions" in refused.json()["error"]["message"]
+        call(served, "/resume")
+        assert kept.result().json()["weight_version"] == 0
+        assert call(served, path, again).status_code == 200
+        assert generate(served).json()["weight_version"] == 1
+    for each in owners:
+        assert [body["lora_name"] for called, _, body in each.calls if called == path] == ["new", "again"]
+
+
+def test_weights_do_not_change_on_paused_servers_whose_kept_responses_were_given_up(front):
+    served, owners = front(chunk_tokens=200)
+    with served:
+        slow_down(owners)
+        kept = Asking(lambda: generate(served, most=64, request_id="kept"))
+        eventually(lambda: any(each.server.running for each in owners))
+        call(served, "/pause?mode=keep")
+        call(served, "/abort_requests", {"request_ids": ["generate-tokens-kept"]})
+        kept.result()
+        eventually(lambda: call(served, "/v1/state", method="GET").json()["instances"] == [])
+        refused = call(served, "/update_weights", {})
+        assert refused.status_code == 409
+        assert "resume, and pause" in refused.json()["error"]["message"]
+        call(served, "/resume")
+        assert tokens(generate(served))
+        assert call(served, "/update_weights", {}).status_code == 200
+
+
 def test_weights_change_between_responses_and_the_servers_are_looked_at(front):
     served, owners = front()
     with served:
@@ -329,6 +373,24 @@ def test_parts_of_a_server_s_memory_wake_one_after_the_other(front):
         assert waiting.answer is None
         call(served, "/wake_up?tags=kv_cache")
         assert waiting.result().json()["weight_version"] == 1
+
+
+def test_servers_that_say_that_they_are_awake_are_no_longer_paused_either(front):
+    served, owners = front()
+    with served:
+        for path in ("/pause", "/sleep?level=2"):
+            call(served, path)
+        waiting = Asking(lambda: generate(served))
+        for place, (status, others) in {
+            "/wake_up?tags=weights": ("sleeping", "sleeping"),
+            "/wake_up?tags=kv_cache": ("awake", "sleeping"),
+            "/wake_up": ("awake", "awake"),
+        }.items():
+            assert waiting.answer is None
+            for each, said in zip(owners, (status, others), strict=True):
+                each.says["/wake_up"] = {"status": said}
+            call(served, place)
+        assert len(tokens(waiting.result())) == 32
 
 
 def test_a_body_that_is_too_large_goes_nowhere(front, monkeypatch):

@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 
+from skyrl_client_standin import RemoteInferenceClient
+
 
 @dataclass
 class TrajectoryID:
@@ -234,6 +236,7 @@ MODULES = {
     "skyrl.backends.skyrl_train.inference_servers": (),
     "skyrl.backends.skyrl_train.inference_servers.base": (InferenceEngineInterface,),
     "skyrl.backends.skyrl_train.inference_servers.engine_utils": (get_sampling_params_for_backend,),
+    "skyrl.backends.skyrl_train.inference_servers.remote_inference_client": (RemoteInferenceClient,),
     "skyrl.train": (),
     "skyrl.train.config": (SamplingParams, SkyRLTrainConfig),
     "skyrl.train.entrypoints": (),

@@ -195,6 +195,7 @@ def make_app(
             route("DELETE", "/v1/trajectories/{id:path}", ending.end, completions=True),
             route("DELETE", "/v1/groups/{id:path}", ending.end_group, completions=True),
             route("POST", "/programs/release", ending.release, completions=True),
+            route("POST", "/finish_session", ending.finish, completions=True),
             route("GET", "/metrics", _exposing(metrics)),
             route("GET", "/targets", _naming_targets(metrics)),
             route("GET", "/version", service.version, completions=True),

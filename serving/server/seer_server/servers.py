@@ -7,7 +7,7 @@ are ended, and Seer sends no more until the call that ends it.  So no response h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from enum import Enum
 from itertools import count
@@ -130,6 +130,8 @@ def _joined(answers: list[Any]) -> Any:
     return {"results": [result for each in answers for result in each["results"]]}
 
 
+SKYRLS_ADAPTERS, VLLMS_ADAPTERS = "/skyrl/v1/load_lora_adapter", "/v1/load_lora_adapter"
+
 CONTROL_CALLS: dict[str, ControlCall] = {
     # vLLM's
     "/collective_rpc": ControlCall("POST", Effect.WEIGHTS, _joined),
@@ -151,10 +153,13 @@ CONTROL_CALLS: dict[str, ControlCall] = {
     "/v1/chat/completions/render": ControlCall("POST", Effect.ONE),
     "/v1/completions/derender": ControlCall("POST", Effect.ONE),
     "/v1/completions/render": ControlCall("POST", Effect.ONE),
-    "/v1/load_lora_adapter": ControlCall("POST", Effect.NONE),
+    VLLMS_ADAPTERS: ControlCall("POST", Effect.NONE),
     "/v1/unload_lora_adapter": ControlCall("POST", Effect.NONE),
     "/wake_up": ControlCall("POST", Effect.WAKE),
     "/weight_info": ControlCall("GET", Effect.NONE),
+    # of SkyRL's servers
+    "/fetch_weights": ControlCall("POST", Effect.NONE),  # loaded later, by /update_weights
+    SKYRLS_ADAPTERS: ControlCall("POST", Effect.NONE),
     # SGLang's
     "/begin_weight_update": ControlCall("POST", Effect.BEGIN),
     "/continue_generation": ControlCall("POST", Effect.RESUME),
@@ -282,25 +287,32 @@ class ControlCalls:
         if call.effect is Effect.ONE:
             return await self.pass_on(request)
         body = await _read(request)
-        query = request.url.query
-        if self.recorder is not None and call.effect is not Effect.NONE:
-            self.recorder.changed()
+        query, fields = request.url.query, _fields(body)
         async with self._turn:
             servers = await self._having(call.method, path)
+            effect = await self._effect(path, fields)
+            if self.recorder is not None and effect is not Effect.NONE:
+                self.recorder.changed()
             if not self.off:
-                before = self._before(call.effect, path, parse_qs(query), _fields(body))
+                before = self._before(effect, path, parse_qs(query), fields)
                 await unless_disconnected(request, before)
-            done = False
+            done = awake = False
             try:
                 kind = request.headers.get("content-type", JSON)
                 answers = await self._pass_on(servers, call.method, path, query, body, kind)
                 answer, done = _one_answer(call, servers, answers)
+                awake = done and all(_fields(each).get("status") == "awake" for _, _, each in answers)
             finally:
                 if not self.off:
-                    await self._after(
-                        call.effect, parse_qs(query, keep_blank_values=True), _fields(body), done
-                    )
+                    await self._after(effect, parse_qs(query, keep_blank_values=True), fields, done, awake)
             return answer
+
+    async def _effect(self, path: str, fields: Mapping[str, Any]) -> Effect:
+        """Return the effect of a call: an adapter in place of another of its name is a change of weights."""
+        in_place = path == SKYRLS_ADAPTERS or (path == VLLMS_ADAPTERS and fields.get("load_inplace"))
+        if in_place and await self.serves(str(fields.get("lora_name"))):
+            return Effect.WEIGHTS
+        return CONTROL_CALLS[path].effect
 
     async def pass_on(self, request: Request) -> Response:
         """Pass a request on to the next server, and its answer back, both untouched."""
@@ -451,7 +463,12 @@ class ControlCalls:
             self._free.set()
 
     async def _after(
-        self, effect: Effect, query: dict[str, list[str]], fields: dict[str, Any], done: bool
+        self,
+        effect: Effect,
+        query: dict[str, list[str]],
+        fields: dict[str, Any],
+        done: bool,
+        awake: bool,
     ) -> None:
         """Note what holds the rollout now; let it go on where nothing does."""
         tags = fields.get("tags") or query.get("tags")
@@ -464,10 +481,10 @@ class ControlCalls:
             case Effect.SLEEP, True:
                 self.reasons |= {SLEEP + each for each in tags or asleep}
             case Effect.WAKE, True:
-                awake = (
-                    {each.removeprefix(SLEEP) for each in self.reasons} if not tags else {*tags, SCHEDULING}
-                )
-                self.reasons -= {SLEEP + each for each in awake}
+                woken = {*tags, SCHEDULING} if tags else {each.removeprefix(SLEEP) for each in self.reasons}
+                self.reasons -= {SLEEP + each for each in woken}
+                if awake:  # vLLM ends its pause when it has all its parts again
+                    self.reasons.discard(PAUSED)
             case Effect.BEGIN, True:
                 self.reasons.add(CHANGE)
             case Effect.END, True:

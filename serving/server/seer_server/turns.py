@@ -74,3 +74,7 @@ class EndTrajectories:
         asked = await read_json(request, ReleaseRequest)
         released = self.trajectories.end(asked.program_id)
         return JSONResponse({"program_id": asked.program_id, "released": released})
+
+    async def finish(self, request: Request) -> Response:
+        """End a trajectory, as SkyRL's client does at its router."""
+        return JSONResponse({"ended": int(self.trajectories.end(request.query_params.get("session_id", "")))})

@@ -234,6 +234,17 @@ def test_a_program_is_released_as_at_thunderagent_s(serve_watched):
     assert forgotten == [f"{PREFIX}p"]
 
 
+def test_a_session_is_finished_as_at_skyrl_s_router(serve_watched):
+    served, _, forgotten = serve_watched()
+    with served:
+        post(served, {"prompt": [5, 6, 7]}, **{"X-Session-ID": "s"})
+        for session, ended in (("t", 0), ("s", 1), ("s", 0)):
+            answer = httpx.post(f"{served.url}/finish_session", params={"session_id": session})
+            assert answer.json() == {"ended": ended}
+        assert httpx.post(f"{served.url}/finish_session").json() == {"ended": 0}
+    assert forgotten == [f"{PREFIX}s"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_last_request_of_a_session_ends_its_trajectory_as_at_dynamo_s(serve_watched, stream):
     served, _, forgotten = serve_watched()
