@@ -49,6 +49,11 @@ class EmulatedVllm(EmulatedSteps, VllmAdapter):
         VllmAdapter.__init__(self, structs.replace(start, settings=arguments), copied_bytes)
         self.emulate(start)
 
+    def close(self) -> None:
+        """Give its memory back, which vLLM would keep until the process ends."""
+        super().close()
+        self.engine.engine_core.shutdown()
+
 
 def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
     """Return the arguments of vLLM's ``EngineArgs``: its scheduler, our worker, no tokenizer, no weights."""

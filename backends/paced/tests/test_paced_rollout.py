@@ -1,7 +1,9 @@
 """Rollouts on paced vLLM: repeatable, the simulator's own tokens, and held to every byte that moves."""
 
 import asyncio
+import gc
 import json
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,6 +102,23 @@ def roll_out(engine="paced", observer=None, attempts=3, drafter=(), **settings):
 def plain():
     """A rollout in which nothing happens, on paced engines."""
     return roll_out()
+
+
+def test_nothing_is_left_of_instances_that_have_ended(plain, monkeypatch):
+    from seer_paced.vllm_instance import EmulatedVllm
+
+    cores = []
+    emulate = EmulatedVllm.emulate
+
+    def note(self, start):
+        emulate(self, start)
+        cores.append(weakref.ref(self.engine.engine_core.engine_core))
+
+    monkeypatch.setattr(EmulatedVllm, "emulate", note)
+    roll_out(kill_at_s=[{"instance": "paced-0", "at_s": 0.2, "restart_after_s": 0.2}])
+    gc.collect()
+    assert len(cores) == 3  # one of them for the instance that was killed
+    assert [core() for core in cores] == [None] * 3
 
 
 def tokens_of(result):
