@@ -292,6 +292,20 @@ def test_an_adapter_in_place_of_another_waits_for_responses_and_a_new_one_does_n
         assert [body["lora_name"] for called, _, body in each.calls if called == path] == ["new", "again"]
 
 
+@pytest.mark.parametrize(("kind", "field"), [("vllm", "model"), ("sglang", "lora_path")])
+def test_the_name_of_an_adapter_goes_to_servers_as_they_take_it(front, monkeypatch, kind, field):
+    served, owners = front()
+    monkeypatch.setattr(RemoteInstance, "kind", kind)
+    with served:
+        for each in owners:
+            each.server.adapters = ["tuned"]
+        body = {"model": "tuned", "prompt": PROMPT, "max_tokens": 4}
+        assert call(served, "/v1/completions", body).status_code == 200
+        sent = [request for each in owners for request in each.server.requests]
+        assert [name for request in sent for name, value in request.items() if value == "tuned"] == [field]
+        assert call(served, "/v1/completions", body | {"model": "another"}).status_code == 404
+
+
 def test_weights_do_not_change_on_paused_servers_whose_kept_responses_were_given_up(front):
     served, owners = front(chunk_tokens=200)
     with served:

@@ -523,7 +523,8 @@ class _Service:
         if name in (None, self._model, self.model) or not await self.calls.serves(name or ""):
             self._require(name)
             return asked
-        more = {**(asked.attachments or {}), "model": name}
+        field = "lora_path" if self.calls.servers[0].kind == "sglang" else "model"
+        more = {**(asked.attachments or {}), field: name}
         return msgspec.structs.replace(asked, attachments=more)
 
     def _require(self, model: str | None) -> None:
