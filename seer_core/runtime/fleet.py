@@ -209,7 +209,7 @@ class Fleet:
         self._awake.set()
         names = list(self.alive)
         self.alive.clear()  # before they stop, so that none lost meanwhile is started again
-        for name in (*names, *self._leaving):
+        for name in (*names, *sorted(self._leaving)):
             self._controller.apply_guarded(InstanceStopped(name))
         self._leaving.clear()
         answers = await asyncio.gather(

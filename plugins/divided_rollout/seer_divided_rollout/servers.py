@@ -64,7 +64,7 @@ class Server:
     sent: dict[Request, Sent] = attrs.Factory(dict)
     prompts: dict[int, int] = attrs.Factory(dict)
     """How many responses of each group are here, by its number: they share their prompt."""
-    ending: set[Request] = attrs.Factory(set)
+    ending: dict[Request, None] = attrs.Factory(dict)
     report: tuple[int, int, float] = (0, 0, 0.0)
     chosen: int = 0
     timed: bool = False
@@ -119,7 +119,7 @@ class Server:
         if not self.prompts[seq]:
             del self.prompts[seq]
             self.begun_tokens -= self.status.prompt_kv_tokens(request.group)
-        self.ending.discard(request)
+        self.ending.pop(request, None)
         if finished is not None and finished.tokens >= FEWEST_TOKENS:
             share = RECENT if self.by_chunk else 1.0
             self.step_s += share * ((self.now_s - sent.at_s) / finished.tokens - self.step_s)
@@ -293,7 +293,7 @@ class Servers:
             if missing <= 0:
                 continue
             for request in sorted(filter(server.frees, server.divisible()), key=server.left):
-                server.ending.add(request)
+                server.ending[request] = None
                 found.append(request)
                 missing -= server.own_kv(request)
                 if missing <= 0:
@@ -317,7 +317,7 @@ class Servers:
             saved_s = server.left(request) * (server.step_s - best.step_s)
             has_place = best.status.free_slots > 0 and best.free_tokens > tokens - best.prompt_tokens(request)
             if has_place and saved_s > PAYS * best.cost_s(request, tokens):
-                server.ending.add(request)
+                server.ending[request] = None
                 server.measured, server.leaving = False, (request, best)
                 return [request]
         return []
