@@ -40,9 +40,8 @@ def explain_command(directory: Path, request: str, json_file: Path | None) -> No
     check_writable(json_file)
     life = life_of(request, read_trace(directory / TRACE))
     if json_file is not None:
-        write_json(
-            json_file, {**msgspec.to_builtins(life), "tokens": life.tokens, "waited_s": life.waited_s()}
-        )
+        more = {"tokens": life.tokens, "earlier_tokens": life.earlier_tokens, "waited_s": life.waited_s()}
+        write_json(json_file, msgspec.to_builtins(life) | more)
     click.echo(beginning(life))
     at, for_, *others = COLUMNS_OF_LIFE
     table = Table(at, for_, *map(prose, others))

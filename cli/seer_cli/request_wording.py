@@ -77,20 +77,27 @@ def _chunk(part: ChunkRun) -> tuple[str, str, str, str]:
 
 def sums(life: RequestLife) -> str:
     """Return the sum of it all."""
+    earlier = life.earlier_tokens
+    if earlier and life.finished_s is not None and not life.parts:
+        return f"{earlier:,} tokens, all from before the run was resumed; its trace begins there"
     waited = life.waited_s()
     ran_s = sum(each.end_s - each.begin_s for each in life.chunks)
     instances = len({each.instance_id for each in life.chunks})
     answers = f", and {life.answer_tokens:,} from its environment" if life.answer_tokens else ""
+    before = f" after {earlier:,} from before the run was resumed" if earlier else ""
     parts = (
         f"waited {sum(waited.values()):.2f} s"
         + (f" ({lacks(waited)})" if waited else "")
         + f", ran {ran_s:.2f} s in {len(life.chunks)} chunks on {counted(instances, 'instance')}"
     )
     if life.finished_s is None:
-        return f"{life.tokens:,} tokens{answers} so far, as the trace ends before the response; {parts}"
+        return (
+            f"{life.tokens:,} tokens{answers}{before} so far, as the trace ends before the response; {parts}"
+        )
     return (
-        f"{life.tokens:,} tokens{answers} in {life.finished_s - life.submitted_s:.2f} s, finish reason"
-        f" {life.finish_reason}, number {len(life.siblings_done) + 1} of its group to finish; {parts}"
+        f"{life.tokens:,} tokens{answers}{before} in {life.finished_s - life.submitted_s:.2f} s,"
+        f" finish reason {life.finish_reason}, number {len(life.siblings_done) + 1} of its group to finish;"
+        f" {parts}"
     )
 
 

@@ -27,6 +27,7 @@ from seer_core.model.events import (
     InstanceLost,
     InstanceStarted,
     RequestsAborted,
+    ResumedResponse,
     RolloutPaused,
     RolloutResumed,
 )
@@ -68,6 +69,25 @@ def test_a_request_waits_for_a_slot_for_kv_and_for_its_turn():
         "the model ended the response",
     )
     assert (found.tokens, found.finished_s, found.finish_reason, found.siblings_done) == (50, 9.0, "stop", [])
+
+
+def test_tokens_from_before_a_resume_are_named_and_a_response_that_was_over_then_has_no_others():
+    left = (ResumedResponse(40, "stop"), ResumedResponse(20))
+    records = [
+        (0.0, started()),
+        (
+            1.0,
+            GroupsSubmitted((msgspec.structs.replace(GROUP, resumed=left),)),
+            Complete("a/0", "stop"),
+            sent("a/1"),
+        ),
+        (2.0, over("a/1", stopped=True), Complete("a/1", "stop")),
+    ]
+    over_before, went_on = life(*records, request="a/0"), life(*records)
+    assert sums(over_before) == "40 tokens, all from before the run was resumed; its trace begins there"
+    assert sums(went_on).startswith(
+        "50 tokens after 20 from before the run was resumed in 1.00 s, finish reason"
+    )
 
 
 def test_a_response_that_was_given_up_is_no_estimate_of_its_group():

@@ -72,6 +72,13 @@ class RequestLife(msgspec.Struct):
         """The tokens that its chunks brought."""
         return sum(each.result.tokens for each in self.chunks if each.result is not None)
 
+    @property
+    def earlier_tokens(self) -> int:
+        """The tokens from before the run was resumed, with those of its environment."""
+        index = int(self.request_id.rpartition("/")[2])
+        resumed = self.group.resumed
+        return resumed[index].tokens if index < len(resumed) else 0
+
     def estimate_at(self, at_s: float) -> int | None:
         """Return the longest response of its group that was whole then, None if none was.
 
