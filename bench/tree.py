@@ -188,6 +188,6 @@ def answer(rows: Sequence[Row]) -> str:
         f" {core[1]:,}. Settings went from {settings[0]} to {settings[1]} and commands from {commands[0]} to"
         f" {commands[1]}, with all that has been added since. `import seer_core` takes {start[1]:.2f} s of"
         f" CPU and took {start[0]:.2f} s; `seer --help` takes {helped[1]:.2f} s and took {helped[0]:.2f} s."
-        f" A decision takes {min(probes[1], groups[1]):.0f} to {max(probes[1], groups[1]):.0f} us, and took"
-        f" {min(probes[0], groups[0]):.0f} to {max(probes[0], groups[0]):.0f} us."
+        f" A decision takes {min(probes[1], groups[1]):.1f} to {max(probes[1], groups[1]):.1f} us, and took"
+        f" {min(probes[0], groups[0]):.1f} to {max(probes[0], groups[0]):.1f} us."
     )
