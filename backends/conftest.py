@@ -540,18 +540,57 @@ def moved() -> Callable[..., tuple[list[list[int]], list[list[ChunkOutput]]]]:
     return moved
 
 
+class StartedEngines:
+    """Starts engines: those that a file starts end with it, those that are shared with the run."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._own: list[Harness] = []
+        self._shared: list[Harness] = []
+
+    def __call__(
+        self, engine: WorkerClient, source: SourceSpec | None = None, kv_pool: KVPool | None = None
+    ) -> Harness:
+        """Start an engine, perhaps with a draft source or a pool."""
+        drafter = None if source is None else BareDrafter(source)
+        self._own.append(Harness(self._loop, engine, drafter, kv_pool))
+        return self._own[-1]
+
+    def share(self, harness: Harness) -> Harness:
+        """Keep an engine for the files that follow."""
+        self._own.remove(harness)
+        self._shared.append(harness)
+        return harness
+
+    def end_own(self) -> None:
+        """Stop those of the file that is over."""
+        while self._own:
+            harness = self._own.pop()
+            harness.run(harness.engine.stop())
+
+    def end(self) -> None:
+        """Stop all."""
+        self._own += self._shared
+        self.end_own()
+
+
+_STARTED = pytest.StashKey[StartedEngines]()
+
+
 @pytest.fixture(scope="session")
-def run_engine(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Harness]]:
-    """Return a function that starts an engine, perhaps with a draft source or a pool; all are stopped."""
-    started: list[Harness] = []
+def run_engine(loop: asyncio.AbstractEventLoop, request: pytest.FixtureRequest) -> Iterator[StartedEngines]:
+    """Return what starts engines."""
+    started = request.session.stash[_STARTED] = StartedEngines(loop)
+    yield started
+    started.end()
 
-    def run(engine: WorkerClient, source: SourceSpec | None = None, kv_pool: KVPool | None = None) -> Harness:
-        started.append(Harness(loop, engine, None if source is None else BareDrafter(source), kv_pool))
-        return started[-1]
 
-    yield run
-    for harness in started:
-        harness.run(harness.engine.stop())
+@pytest.fixture(scope="module", autouse=True)
+def _end_engines_of_the_file(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Give memory back: an idle engine has hundreds of MiB, and a run starts dozens."""
+    yield
+    if (started := request.session.stash.get(_STARTED, None)) is not None:
+        started.end_own()
 
 
 @pytest.fixture(scope="session")

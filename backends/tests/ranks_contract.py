@@ -306,16 +306,21 @@ class RanksContract:
         harness.run(harness.engine.stop())
 
     def test_a_head_that_both_ranks_have_is_stored_once(self, start, one_head_model, loop, prompts, moved):
+        self.expect_one_head_stored(1, start, one_head_model, loop, prompts, moved)
+
+    def expect_one_head_stored(self, times, start, one_head_model, loop, prompts, moved):
+        """Check that two ranks store the KV of a model of one head so many times, and go on with it."""
         pool = LocalPool(64 << 20)
         loop.run_until_complete(pool.start([f"{self.kind}-0"]))
         one, two = start(one_head_model), start(one_head_model, kv_pool=pool, tensor_parallel=2)
-        assert one.info.kv_bytes_per_token == two.info.kv_bytes_per_token == self.token_bytes // 2
+        assert one.info.kv_bytes_per_token == self.token_bytes // 2
+        assert two.info.kv_bytes_per_token == times * one.info.kv_bytes_per_token
         before = pool.stats()
         responses, rounds = moved([two], prompts(3), PLAIN, 120, 40)
         assert responses == one.whole(prompts(3), PLAIN, 120)
         outputs = [output for outputs in rounds[1:] for output in outputs]
         assert max(output.prefilled_tokens for output in outputs) <= self.block
-        self.expect_got(pool.stats().since(before), outputs, self.token_bytes // 2)
+        self.expect_got(pool.stats().since(before), outputs, times * self.token_bytes // 2)
         for here in (one, two):
             here.run(here.engine.stop())
         loop.run_until_complete(pool.stop())

@@ -23,6 +23,7 @@ from seer_divided_rollout import Chunks, KvAware
 from seer_host.tables import SeerTable, TurnsTable
 from seer_server import make_app
 from seer_session.environment import EnvironmentAnswer
+from seer_session.environment_calls import EnvironmentCalls
 from seer_session.runtime import Runtime
 from structlog.testing import capture_logs
 
@@ -187,15 +188,28 @@ def tokens_of(seed, start, count):
 
 
 async def roll_out(runtime, environment, groups):
+    made = []
+
+    class Noted(EnvironmentCalls):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("seer_session.runtime.EnvironmentCalls", Noted)
+        result = await roll_out_to_its_end(runtime, environment, groups)
+    [calls] = made
+    assert not any((calls._calls, calls._waiting, calls._begun))
+    return result
+
+
+async def roll_out_to_its_end(runtime, environment, groups):
     async with runtime:
         rollout = runtime.open(environment=environment)
         environment.rollout = rollout
         rollout.add(groups)
         rollout.close()
         result = await rollout.wait()
-        calls = runtime._controller._calls
-        await calls.closed()
-        assert not any((calls._calls, calls._waiting, calls._begun))
     return result
 
 

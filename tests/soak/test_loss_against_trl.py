@@ -16,14 +16,13 @@ from seer_rl.losses import clipped_policy_loss, kl_penalty, token_logprobs
 from seer_rl.trainer import Sample
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-pytest.importorskip("trl", reason="TRL is not installed: `make setup` installs it")
-
 LOW, HIGH, KL = 0.2, 0.28, 0.1
 
 
 @pytest.mark.engine
 @pytest.mark.filterwarnings("ignore")
 def test_loss_and_gradient_are_those_of_trl():
+    pytest.importorskip("trl", reason="TRL is not installed: `make setup` installs it")
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(
         Qwen3Config(

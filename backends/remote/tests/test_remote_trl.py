@@ -11,7 +11,6 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.filterwarnings("ignore"),  # TRL imports what it finds, vLLM too, which warns of much
 ]
-pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 PATIENCE_S = 300
 PROMPTS = [[3 + (7 * i + j) % 90 for j in range(12)] for i in range(3)]

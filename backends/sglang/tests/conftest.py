@@ -64,12 +64,12 @@ def start(run_engine: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def roomy(start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
+def roomy(run_engine: Any, start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
     """An instance of the first model with KV memory for everything."""
-    return start(models[0])
+    return run_engine.share(start(models[0]))
 
 
 @pytest.fixture(scope="session")
-def other(start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
+def other(run_engine: Any, start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
     """Another instance of the same model, which counts its own figures."""
-    return start(models[0], index=1, metrics=True)
+    return run_engine.share(start(models[0], index=1, metrics=True))

@@ -103,9 +103,9 @@ def start(run_engine: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def roomy(start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
+def roomy(run_engine: Any, start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
     """An instance of the first model with KV memory for everything."""
-    return start(models[0])
+    return run_engine.share(start(models[0]))
 
 
 def _interpret(launch: Launch, instance: str = "") -> Launch:
@@ -132,15 +132,15 @@ def start_second(start: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def second(start_second: Callable[..., Any], models: tuple[Path, Path]) -> Any:
+def second(run_engine: Any, start_second: Callable[..., Any], models: tuple[Path, Path]) -> Any:
     """An instance of the first model with vLLM's second model runner."""
-    return start_second(models[0])
+    return run_engine.share(start_second(models[0]))
 
 
 @pytest.fixture(scope="session")
-def newer(start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
+def newer(run_engine: Any, start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
     """An instance that was started on the second model: what others answer under its weights."""
-    return start(models[1])
+    return run_engine.share(start(models[1]))
 
 
 @pytest.fixture(scope="session")
@@ -150,10 +150,12 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def drafting(start: Callable[..., Any], models: tuple[Path, Path], notes: Path) -> Any:
+def drafting(run_engine: Any, start: Callable[..., Any], models: tuple[Path, Path], notes: Path) -> Any:
     """An instance of the first model with drafts of all kinds, as the group's name says."""
     settings = {"notes": str(notes), "complaint": "the draft model is far away"}
-    return start(models[0], source=SourceSpec("draft_sources:Scripted", settings, 5, STEP_TIMES))
+    return run_engine.share(
+        start(models[0], source=SourceSpec("draft_sources:Scripted", settings, 5, STEP_TIMES))
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

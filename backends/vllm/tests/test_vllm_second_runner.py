@@ -295,7 +295,7 @@ def test_seer_run_over_two_instances_divided_and_drafted_writes_the_same_with_ei
             timeout=900,
             check=True,
         )
-        assert [f"runner={runner}" in log.read_text() for log in logs.iterdir()] == [True, True]
+        assert [f"runner={runner}" in log.read_text() for log in logs.glob("vllm-*")] == [True, True]
         completions = map(json.loads, (out / "completions.jsonl").read_text().splitlines())
         tokens = {each["request_id"]: each["token_ids"] for each in completions}
         return tokens, json.loads((out / "summary.json").read_text())
