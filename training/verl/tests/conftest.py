@@ -58,10 +58,12 @@ class Server:
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=_own())
         limit = threading.Timer(START_S, self.process.kill)
         limit.start()
-        lines = (re.search(r"running on (http://\S+)", line) for line in self.process.stderr)
-        found = next((each for each in lines if each), None)
+        printed, found = [], None
+        while found is None and (line := self.process.stderr.readline()):
+            printed.append(line)
+            found = re.search(r"running on (http://\S+)", line)
         limit.cancel()
-        assert found, "the server has not come up"
+        assert found, f"the server has not come up:\n{''.join(printed[-40:])}"
         self.url = found[1]
 
     def library(self, records, iteration):
