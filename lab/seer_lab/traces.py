@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 from seer_host.json_files import UNREADABLE, describe_flaw, read_bytes
 from seer_trace.records import read_trace
+from seer_trace.request_life import WHOLE
 
 from seer_core.errors import PromptError, quote
 from seer_core.model.events import (
@@ -220,7 +221,7 @@ def _of_run(path: Path) -> list[GroupLengths]:
         trajectories = []
         for index in range(spec.n):  # a damaged file may have any number
             name = f"{spec.id}/{index}"
-            if (reason := over.get(name, "unfinished")) not in ("stop", "length"):
+            if (reason := over.get(name, "unfinished")) not in WHOLE:
                 raise PromptError(
                     f"{path}: request {quote(name)} is {reason}, so its length is unknown; use a run"
                     " that finished"

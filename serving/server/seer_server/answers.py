@@ -47,6 +47,8 @@ class Answer:
 
     special_tokens = False
     """Whether its text has special tokens."""
+    own_id: str | None = None
+    """The client's id of the request."""
 
     def __init__(self, asked: GenerationRequest, model: str, tokenizer: Tokenizer | None) -> None:
         self._asked, self._tokenizer = asked, tokenizer
@@ -68,10 +70,12 @@ class Answer:
         self.counts = options is not None and bool(options.include_usage)
         self._counts_each = options is not None and self.counts and bool(options.continuous_usage_stats)
 
-    @property
-    def group(self) -> str:
-        """A group's id for a request that names none; its seed follows from that."""
-        return self.id
+    def new_group(self) -> str:
+        """Return a group's id for a request that names none; its seed follows from that.
+
+        One of the client's, which may come again, is not enough.
+        """
+        return self.id if self.own_id is None else f"{self.id}-{token_hex(4)}"
 
     @property
     def names(self) -> dict[str, str]:

@@ -49,7 +49,7 @@ from seer_server.http import (
     refusal,
     unless_disconnected,
 )
-from seer_server.parsing import ChatParsers, ParserNames, TokenizerOfFiles, require_parser
+from seer_server.parsing import ChatParsers, ParserNames, TokenizerOfFiles, decode_all_of, require_parser
 from seer_server.protocol import (
     AbortIdsRequest,
     AbortOneRequest,
@@ -268,7 +268,7 @@ class _Service:
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise PromptError("this engine has no tokenizer")
-        decode = tokenizer.decode_all if isinstance(tokenizer, TokenizerOfFiles) else tokenizer.decode
+        decode = decode_all_of(tokenizer) or tokenizer.decode
         try:
             return JSONResponse({"prompt": decode(asked.tokens)})
         except OverflowError as error:
@@ -372,7 +372,7 @@ class _Service:
         asked = _with_headers(asked, request.headers)
         asked, reader = await self._reader(asked, answer)
         turn = turn_of(asked.trajectory, asked.group, request.headers)
-        name = answer.group if turn is not None else asked.group or answer.group
+        name = answer.new_group() if turn is not None or not asked.group else asked.group
         wanted = records(asked, name, self.broker.runtime.model.controls)
         if asked.seed is not None and (seeds := self.calls.seeds(asked.seed, asked.n, form)) is not None:
             wanted = [{**each, "seed": None, "seeds": seeds} for each in wanted]

@@ -14,15 +14,21 @@ from seer_host.text import text_before_stop
 from seer_core.error_origin import one_line
 from seer_core.model import Completion, PromptGroup
 from seer_core.ports.engine import Tokenizer
-from seer_server.parsing import ChatReader, ChatReading, Reading, TokenizerOfFiles, ToolCall
+from seer_server.parsing import (
+    ChatReader,
+    ChatReading,
+    Decode,
+    Reading,
+    TokenizerOfFiles,
+    ToolCall,
+    decode_all_of,
+)
 from seer_server.protocol import ChatRequest
 from seer_server.text import StreamedText
 
 __all__ = ["ChoiceReader", "ParsedChoices", "PlainChoices", "StreamedChoice"]
 
 log = structlog.get_logger("seer")
-
-Decode = Callable[[Sequence[int]], str]
 
 
 class StreamedChoice(Protocol):
@@ -68,18 +74,17 @@ class PlainChoices:
 
     def stream(self, group: PromptGroup) -> StreamedChoice:
         """Return a choice that comes in pieces."""
-        text = StreamedText(self._decode, group.sampling, group.prompt_token_ids)
+        plain = None if self.tokenizer is None else self.tokenizer.decode
+        text = StreamedText(self._decode_all or plain, group.sampling, group.prompt_token_ids)
         return _PlainChoice(text, partial(self._text, group))
 
     @property
-    def _decode(self) -> Decode | None:
-        if self.special_tokens and isinstance(self.tokenizer, TokenizerOfFiles):
-            return self.tokenizer.decode_all
-        return None if self.tokenizer is None else self.tokenizer.decode
+    def _decode_all(self) -> Decode | None:
+        return decode_all_of(self.tokenizer) if self.special_tokens else None
 
     def _text(self, group: PromptGroup, completion: Completion) -> str:
-        if self.special_tokens and isinstance(self.tokenizer, TokenizerOfFiles):
-            return text_with_special_tokens(self.tokenizer.decode_all, group, completion)
+        if (decode := self._decode_all) is not None:
+            return text_with_special_tokens(decode, group, completion)
         return completion.text or ""
 
 

@@ -6,7 +6,7 @@ whose own names choose the parsers; nothing here is about the format of any mode
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -24,13 +24,18 @@ __all__ = [
     "ChatParsers",
     "ChatReader",
     "ChatReading",
+    "Decode",
     "ParserNames",
     "Reading",
     "TokenizerOfFiles",
     "ToolCall",
+    "decode_all_of",
     "require_name",
     "require_parser",
 ]
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to text."""
 
 
 @attrs.frozen
@@ -128,6 +133,11 @@ class TokenizerOfFiles(Tokenizer, Protocol):
     def decode_all(self, token_ids: Sequence[int]) -> str:
         """Return the text of generated ids, with special tokens."""
         ...
+
+
+def decode_all_of(tokenizer: Tokenizer | None) -> Decode | None:
+    """Return how a tokenizer writes tokens with special ones; None if it has no such."""
+    return tokenizer.decode_all if isinstance(tokenizer, TokenizerOfFiles) else None
 
 
 def require_parser(parsers: ChatParsers | None, choice: ToolChoice) -> None:

@@ -301,7 +301,8 @@ class ControlCalls:
                 kind = request.headers.get("content-type", JSON)
                 answers = await self._pass_on(servers, call.method, path, query, body, kind)
                 answer, done = _one_answer(call, servers, answers)
-                awake = done and all(_fields(each).get("status") == "awake" for _, _, each in answers)
+                if done and effect is Effect.WAKE:
+                    awake = all(_fields(each).get("status") == "awake" for _, _, each in answers)
             finally:
                 if not self.off:
                     await self._after(effect, parse_qs(query, keep_blank_values=True), fields, done, awake)
@@ -481,8 +482,10 @@ class ControlCalls:
             case Effect.SLEEP, True:
                 self.reasons |= {SLEEP + each for each in tags or asleep}
             case Effect.WAKE, True:
-                woken = {*tags, SCHEDULING} if tags else {each.removeprefix(SLEEP) for each in self.reasons}
-                self.reasons -= {SLEEP + each for each in woken}
+                if tags:
+                    self.reasons -= {SLEEP + each for each in (*tags, SCHEDULING)}
+                else:
+                    self.reasons &= {PAUSED, CHANGE}
                 if awake:  # vLLM ends its pause when it has all its parts again
                     self.reasons.discard(PAUSED)
             case Effect.BEGIN, True:

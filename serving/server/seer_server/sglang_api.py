@@ -234,17 +234,13 @@ class SglangAnswer(Answer):
         super().__init__(asked.completion(), model, tokenizer)
         self.special_tokens = not asked.sampling_params.skip_special_tokens
         self._form = asked
+        self.own_id = asked.rid
         self.id = asked.rid or token_hex(16)
         self._texts: dict[int, str] = {}
         self._tokens: dict[int, list[int]] = {}
         self._pairs: dict[int, list[list[Any]]] = {}
         self._tops: dict[int, list[list[list[Any]]]] = {}
         self._prompt_length: dict[int, int] = {}
-
-    @property
-    def group(self) -> str:
-        """A group's id; one of the client's, which may come again, is not enough."""
-        return self.id if self._form.rid is None else f"{self.id}-{token_hex(4)}"
 
     @property
     def names(self) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import repeat
-from secrets import token_hex
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -146,13 +145,9 @@ class TokensAnswer(Answer):
         completion = asked.completion()
         super().__init__(completion, model, tokenizer)
         self._tokens = asked
+        self.own_id = asked.request_id
         self.id = f"generate-tokens-{asked.request_id or self.id.partition('-')[2]}"
         self._model = model
-
-    @property
-    def group(self) -> str:
-        """A group's id; one of the client's, which may come again, is not enough."""
-        return self.id if self._tokens.request_id is None else f"{self.id}-{token_hex(4)}"
 
     @property
     def names(self) -> dict[str, str]:
