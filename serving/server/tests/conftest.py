@@ -18,6 +18,7 @@ from seer_session.runtime import Runtime
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from seer_core.plugins.slots import Assembly, Strategies
+from seer_core.ports.engine import ChunkOutput
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.support.patience import PATIENCE_S
 
@@ -131,6 +132,28 @@ def serve():
 @pytest.fixture
 def serve_sim(serve, config):
     return partial(serve, partial(Runtime.from_config, config))
+
+
+@pytest.fixture(scope="session")
+def output_of():
+    """Return a function: the output of a chunk that prefills everything and has these tokens."""
+
+    def make(job, tokens, stopped):
+        count = len(tokens)
+        return ChunkOutput(
+            job_id=job.id,
+            token_ids=tokens,
+            logprobs=[-0.5] * count,
+            stopped=stopped,
+            cached_tokens=0,
+            prefilled_tokens=len(job.token_ids),
+            computed_tokens=len(job.token_ids) + count - 1,
+            preemptions=0,
+            weight_version=job.weight_version,
+            pool_tokens=0,
+        )
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from seer_worker.tokenizer import ModelTokenizer
 
 from seer_core.errors import PromptError
 from seer_core.model.arrays import Logprobs, Tokens
-from seer_core.ports.engine import ChunkOutput, ChunkPiece, ModelInfo
+from seer_core.ports.engine import ChunkPiece, ModelInfo
 
 PATIENCE_S = 60
 
@@ -89,30 +89,17 @@ END = 257
 
 
 @pytest.fixture
-def serve_words(serve_by_hand, playing, byte_model):
+def serve_words(serve_by_hand, playing, byte_model, output_of):
     """Return a function that serves a text, of which all but the last token are streamed first."""
     tokenizer = ModelTokenizer(byte_model)
 
     class Author(playing.Hand):
         def submit(self, job):
             tokens = Tokens(self.tokens)
-            count, logprobs = len(tokens), Logprobs([-0.5] * len(tokens))
             if job.streams:
-                piece = ChunkPiece(job.id, 0, tokens[:-1], logprobs[:-1], None)
+                piece = ChunkPiece(job.id, 0, tokens[:-1], Logprobs([-0.5] * (len(tokens) - 1)), None)
                 self.sink.chunk_streamed(self.id, piece)
-            output = ChunkOutput(
-                job_id=job.id,
-                token_ids=tokens,
-                logprobs=logprobs,
-                stopped=True,
-                cached_tokens=0,
-                prefilled_tokens=len(job.token_ids),
-                computed_tokens=len(job.token_ids) + count - 1,
-                preemptions=0,
-                weight_version=job.weight_version,
-                pool_tokens=0,
-            )
-            self.sink.chunk_finished(self.id, output)
+            self.sink.chunk_finished(self.id, output_of(job, tokens, True))
 
     def make(text, *more):
         engine = Author(kv_capacity_tokens=1 << 16)

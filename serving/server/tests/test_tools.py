@@ -16,7 +16,7 @@ from seer_worker.tokenizer import ModelTokenizer
 from seer_core.errors import ConfigError
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.plugins.slots import Assembly, Strategies
-from seer_core.ports.engine import ChunkOutput, ChunkPiece, ModelInfo
+from seer_core.ports.engine import ChunkPiece, ModelInfo
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.support.installed import skip_without
 
@@ -62,7 +62,7 @@ def _vllm():
 
 
 @pytest.fixture(scope="module")
-def serve_text(byte_model, served_class, playing):
+def serve_text(byte_model, served_class, playing, output_of):
     """Return a function that serves a text, token by token; ``jobs`` has what engines were asked for."""
 
     @contextmanager
@@ -94,22 +94,6 @@ def serve_text(byte_model, served_class, playing):
             yield served
 
     return make
-
-
-def output_of(job, tokens, stopped):
-    count = len(tokens)
-    return ChunkOutput(
-        job_id=job.id,
-        token_ids=tokens,
-        logprobs=[-0.5] * count,
-        stopped=stopped,
-        cached_tokens=0,
-        prefilled_tokens=len(job.token_ids),
-        computed_tokens=len(job.token_ids) + count - 1,
-        preemptions=0,
-        weight_version=job.weight_version,
-        pool_tokens=0,
-    )
 
 
 def ask(served, stream=False, **fields):
