@@ -11,9 +11,9 @@ import msgspec
 from msgspec import Meta
 from seer_host.json_files import UNREADABLE, describe_flaw, read_bytes
 from seer_trace.records import read_trace
-from seer_trace.request_life import WHOLE
 
 from seer_core.errors import PromptError, quote
+from seer_core.model import WHOLE
 from seer_core.model.events import (
     AskEnvironment,
     ChunkFinished,

@@ -16,6 +16,7 @@ from seer_core.model.sampling import Sampling
 
 __all__ = [
     "MOST_RESPONSES",
+    "WHOLE",
     "ChunkRecord",
     "Completion",
     "Exactness",
@@ -37,6 +38,9 @@ MOST_RESPONSES = 65_536
 
 FinishReason = Literal["stop", "length", "error", "aborted"]
 """The reason why a response is over: the model ended it, its limit did, it failed, or the user aborted it."""
+
+WHOLE: tuple[FinishReason, ...] = ("stop", "length")
+"""Reasons of responses that ended by themselves or at their limit: a scheduler learns from no others."""
 
 Exactness = Literal["exact", "reproducible", "distributed"]
 """``exact``: a token depends on the request's seed, the token's place and the tokens before it, however the
@@ -513,7 +517,7 @@ class Completion(msgspec.Struct, frozen=True):
     @property
     def whole(self) -> bool:
         """Whether the response ended by itself or at its limit, and neither failed nor was aborted."""
-        return self.finish_reason in ("stop", "length")
+        return self.finish_reason in WHOLE
 
     @property
     def loss_mask(self) -> list[int]:

@@ -22,7 +22,7 @@ import msgspec
 
 from seer_core.error_origin import describe_error, is_interruption, is_sentence, shown
 from seer_core.errors import PluginError, SeerError, StalledError, TransitionError, name_of
-from seer_core.model import FinishReason, InstanceStatus, Request
+from seer_core.model import WHOLE, FinishReason, InstanceStatus, Request
 from seer_core.model.events import (
     Abort,
     AskEnvironment,
@@ -468,7 +468,7 @@ class Scheduler:
         prioritizer.strategy.take(request)
 
     def _end(self, request: Request, reason: FinishReason, commands: list[Command]) -> None:
-        if reason in ("stop", "length"):
+        if reason in WHOLE:
             self.contexts.record_finished(request)
         self.buffer.finish(request)
         self.contexts.close(request)

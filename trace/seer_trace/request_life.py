@@ -10,6 +10,7 @@ from itertools import accumulate
 import attrs
 import msgspec
 
+from seer_core.model import WHOLE
 from seer_core.model.events import (
     AskEnvironment,
     Command,
@@ -24,7 +25,7 @@ from seer_core.model.events import (
 )
 from seer_trace.chunk_runs import Cause, ChunkFollower, ChunkRun, group_of
 
-__all__ = ["WHOLE", "LifeReader", "RequestLife", "Wait"]
+__all__ = ["LifeReader", "RequestLife", "Wait"]
 
 
 class Wait(msgspec.Struct, frozen=True, tag=True):
@@ -95,9 +96,6 @@ class RequestLife(msgspec.Struct):
                     found[cause] = found.get(cause, 0.0) + seconds
         return found
 
-
-WHOLE = ("stop", "length")
-"""Reasons of responses that ended by themselves or at their limit: a scheduler learns from no others."""
 
 Lack = Cause | int
 """A cause, or else the most KV that an instance with a free slot has, in tokens."""

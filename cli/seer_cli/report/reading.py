@@ -12,12 +12,13 @@ import attrs
 import numpy as np
 from seer_trace.chunk_runs import Cause, ChunkFollower, ChunkRun
 from seer_trace.records import TraceRecord
-from seer_trace.request_life import WHOLE, RequestLife, Wait
+from seer_trace.request_life import RequestLife, Wait
 
 from seer_cli.report.bins import TimeBins
 from seer_cli.report.finished import FinishedChunks
 from seer_cli.report.lanes import MOST_CHANGES, Change, InstanceLane
 from seer_cli.report.waiting import WaitingTimes
+from seer_core.model import WHOLE
 from seer_core.model.events import (
     AskEnvironment,
     ChunkFinished,

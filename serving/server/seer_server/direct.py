@@ -221,7 +221,7 @@ class Canary:
         """Compare a response, if its turn has come."""
         if completion.weight_version != self._version:
             self._version, self._left = completion.weight_version, self.each_step
-        if self._left < 1 or completion.finish_reason not in ("stop", "length"):
+        if self._left < 1 or not completion.whole:
             return
         self._left -= 1
         task = asyncio.create_task(self._compare(group, completion))
