@@ -28,11 +28,12 @@ class QueueHarness:
         self.max_tokens = max_tokens
         self.groups = 0
         self.requests = 0
+        self.families: dict[str, list[GroupContext]] = {}
         self.running: list[Request] = []
         self.waiting: list[Request] = []
 
-    def add(self, size: int, max_tokens: int | None = None) -> GroupContext:
-        """Let the requests of one more group wait; return the group."""
+    def add(self, size: int, max_tokens: int | None = None, family: str = "") -> GroupContext:
+        """Let the requests of one more group wait, of a family if one is named; return the group."""
         longest = self.max_tokens if max_tokens is None else max_tokens
         lengths = tuple(5 + 11 * index % 45 for index in range(size))
         group = GroupContext(
@@ -44,7 +45,13 @@ class QueueHarness:
             lengths,
             left=size,
             first_seq=self.requests,
+            family=family,
         )
+        if family:
+            siblings = self.families.setdefault(family, [group])
+            group.finished, group.informed = siblings[0].finished, siblings[0].finished > 0
+            group.longest_finished_tokens = siblings[0].longest_finished_tokens
+            siblings.append(group)
         self.groups += 1
         for index in range(size):
             self.push(Request(group, index))
@@ -89,9 +96,10 @@ class QueueHarness:
         """Let a running request's response be over, after so many tokens more; its group counts it."""
         self.running.remove(request)
         request.generated_tokens += tokens
-        group = request.group
-        group.finished += 1
-        group.longest_finished_tokens = max(group.longest_finished_tokens, request.generated_tokens)
+        tokens = request.generated_tokens
+        for group in dict.fromkeys([request.group, *self.families.get(request.group.family, ())]):
+            group.finished += 1
+            group.longest_finished_tokens = max(group.longest_finished_tokens, tokens)
         self._over(request)
 
     def abort(self, request: Request) -> None:
@@ -125,7 +133,8 @@ class QueueHarness:
                 steps.append("abort waiting")
             match step := draw(st.sampled_from(steps)):
                 case "add":
-                    self.add(draw(st.integers(1, 4)), draw(st.sampled_from([5, 20, self.max_tokens])))
+                    longest = draw(st.sampled_from([5, 20, self.max_tokens]))
+                    self.add(draw(st.integers(1, 4)), longest, draw(st.sampled_from(["", "", "f", "h"])))
                 case "serve":
                     self.serve()
                 case "peek":

@@ -44,6 +44,8 @@ class ContextAware(Prioritizer):
         self._fresh_probes: deque[Request] = deque()
         self._begun_probes: list[tuple[int, int, Request]] = []
         self._groups: dict[int, Candidates] = {}
+        self._families: dict[str, dict[int, Candidates]] = {}
+        """Of each family the groups among them: one's response changes the estimate of all."""
         self._longest: list[tuple[int, int, Candidates]] = []
         self._waiting = 0
 
@@ -61,6 +63,8 @@ class ContextAware(Prioritizer):
         group = self._groups.get(context.seq)
         if group is None:
             group = self._groups[context.seq] = Candidates(context)
+            if context.family:
+                self._families.setdefault(context.family, {})[context.seq] = group
         fresh = group.fresh
         if not tokens and (not fresh or fresh[-1].index < index):
             fresh.append(request)
@@ -97,15 +101,23 @@ class ContextAware(Prioritizer):
                 heappop(begun)
 
     def group_changed(self, group: GroupContext, request: Request) -> None:
-        """Move the group to its new estimate; forget it when it is over."""
+        """Move the group, and those of its family, to their new estimate; forget it when it is over."""
         candidates = self._groups.get(group.seq)
+        siblings = self._families.get(group.family)
         if group.left == 0:
             if candidates is not None:
                 candidates.estimate = None
                 del self._groups[group.seq]
+                if siblings is not None:
+                    del siblings[group.seq]
+                    if not siblings:
+                        del self._families[group.family]
             self._compact()
-        elif candidates is not None and self._head(candidates) is not None:
-            self._enter(candidates)
+            candidates = None
+        changed = siblings.values() if siblings is not None else () if candidates is None else (candidates,)
+        for each in changed:
+            if each.estimate != each.group.estimate_tokens and self._head(each) is not None:
+                self._enter(each)
 
     def __len__(self) -> int:
         return self._waiting

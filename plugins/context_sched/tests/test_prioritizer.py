@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from seer_context_sched import ContextAware
 from seer_testing import QueueHarness
 
-from seer_core.model import GroupContext, Request, RequestState
+from seer_core.model import GroupContext, InstanceInfo, Request, RequestState
+from seer_core.model.events import ChunkFinished, Dispatch, GroupSpec, GroupsSubmitted, InstanceStarted
+from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
 
 MAX_TOKENS = 50
 
@@ -23,8 +25,8 @@ class Reference:
         self.waiting.append(request)
 
     def peek(self):
-        probes = [request for request in self.waiting if request.index == 0]
-        others = [request for request in self.waiting if request.index > 0]
+        probes = [request for request in self.waiting if request.probe]
+        others = [request for request in self.waiting if not request.probe]
         if probes:
             return min(probes, key=lambda request: (request.generated_tokens, request.seq))
         if not others:
@@ -203,3 +205,31 @@ def test_equal_estimates_go_by_arrival():
         rollout.end(probe, 7)
     order = [rollout.serve().group.seq for _ in range(4)]
     assert all(before < after for before, after in pairwise(order))
+
+
+def test_a_response_moves_all_groups_of_its_family_to_their_new_estimate():
+    queue = ContextAware()
+    scheduler = Scheduler(Policies(prioritizer=Slot("prioritizer", "context_sched", queue)))
+    scheduler.handle(InstanceStarted(InstanceInfo("x", 1 << 20, 16, 4, 4096)), 0.0)
+    scheduler.handle(GroupsSubmitted(tuple(GroupSpec(name, 10, 2, 100, family="f") for name in "ab")), 0.0)
+    scheduler.handle(GroupsSubmitted((GroupSpec("c", 10, 3, 60), GroupSpec("d", 10, 3, 99, family="f"))), 0.0)
+    sent = [request.id for request in scheduler.buffer.on_instance["x"]]
+    assert sent == ["a/0", "b/0", "a/1", "b/1"]
+
+    def finished(request_id, tokens):
+        commands = scheduler.handle(ChunkFinished(request_id, "x", tokens, stopped=True), 1.0)
+        return [each.request_id for each in commands if isinstance(each, Dispatch)]
+
+    assert finished("a/0", 20) == ["c/0"]
+    assert finished("a/1", 10) == ["d/0"]
+    assert finished("b/0", 30) == ["c/1"]  # 60 tokens are more than the 30 of the family
+    assert finished("b/1", 90) == ["d/1"]  # and 90 are more than 60
+
+
+def test_nothing_is_kept_of_a_family_whose_groups_are_over():
+    queue = ContextAware()
+    rollout = rollout_of(queue)
+    for _ in range(3):
+        rollout.add(3, family="f")
+    rollout.drain()
+    assert not queue._families
