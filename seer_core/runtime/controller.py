@@ -14,7 +14,7 @@ import structlog
 
 from seer_core.error_origin import describe_error, is_interruption, one_line
 from seer_core.errors import EngineError, PromptError, SeerError, quote
-from seer_core.model import PromptGroup
+from seer_core.model import PromptGroup, WrittenResponse
 from seer_core.model.arrays import Tokens
 from seer_core.model.events import (
     Abort,
@@ -179,7 +179,8 @@ class RolloutController:
         if self._extender is not None:
             groups = [msgspec.structs.replace(group, turns=True) for group in groups]
         assert self.rollout is not None
-        written, earlier = self.rollout.begin(groups), self._earlier(groups)
+        written = self.rollout.begin(groups)
+        earlier = self._earlier(groups, written)
         specs = tuple(
             transcripts.add(group, done, before, self._home(group), whole=self.rollout.is_whole(group))
             for group, done, before in zip(groups, written, earlier, strict=True)
@@ -204,18 +205,32 @@ class RolloutController:
                 raise PromptError(f"group {quote(group.id)}: this id {where}; give each group its own")
             seen.add(group.id)
 
-    def _earlier(self, groups: Sequence[PromptGroup]) -> Sequence[Sequence[Tokens]]:
-        """Return the responses of earlier rollouts to each group's prompt that are drafted from."""
+    def _earlier(
+        self, groups: Sequence[PromptGroup], written: Sequence[Sequence[WrittenResponse]]
+    ) -> Sequence[Sequence[Tokens]]:
+        """Return the responses of earlier rollouts to each group's prompt that are drafted from.
+
+        Those that the group resumes are left out: they are siblings' tokens already.
+        """
         if (memory := self.fleet.memory) is None:
             return [()] * len(groups)
-        with memory.named():
-            return [memory.strategy.recall(group.prompt_token_ids) for group in groups]
+        found = []
+        for group, responses in zip(groups, written, strict=True):
+            resumed = [each.token_ids for each in responses if each.finish_reason is not None]
+            with memory.named():
+                recalled = memory.strategy.recall(group.prompt_token_ids)
+            found.append([each for each in recalled if each not in resumed])
+        return found
 
     def forget(self, name: str) -> None:
         """Drop what is kept of a trajectory or a family."""
         self._transcripts.forget(name)
         self._homes.pop(name, None)
         self.fleet.forget_group(name, self.fleet.alive)
+
+    def forget_kv(self) -> None:
+        """Look for the KV of no trajectory where its last turn ran: the instances have forgotten it."""
+        self._homes.clear()
 
     def closed(self, rollout: CoreRollout) -> None:
         """Count a rollout that takes no more groups."""
@@ -231,7 +246,9 @@ class RolloutController:
             if self.rollout is not None:
                 self.rollout.see(event)
             if isinstance(event, (InstanceLost, InstanceStopped)):
-                self._transcripts.lost(event.instance_id)
+                lost = event.instance_id
+                self._transcripts.lost(lost)
+                self._homes = {name: home for name, home in self._homes.items() if home != lost}
         commands = [] if self.strategies_failed else self.scheduler.handle(event, now)
         self.observers.notify(now, event, tuple(commands))
         for command in commands:
@@ -375,10 +392,14 @@ class RolloutController:
         self._end_if_over(rollout)
 
     def _remember(self, closed: ClosedRequest) -> None:
+        """Give a response to the drafter's memory, unless that had it before the run was resumed."""
         memory, response = self.fleet.memory, closed.completion.token_ids
         # A simulated engine's tokens are none that could be drafted.
-        if memory is not None and isinstance(response, Tokens) and response:
-            with memory.named():
+        if memory is None or not isinstance(response, Tokens) or not response:
+            return
+        with memory.named():
+            is_resumed = closed.resumed_tokens == len(response)
+            if not (is_resumed and response in memory.strategy.recall(closed.prompt)):
                 memory.strategy.remember(closed.prompt, response)
 
     def _end_if_over(self, rollout: CoreRollout) -> None:

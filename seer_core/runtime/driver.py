@@ -248,6 +248,7 @@ class Driver:
         A drafter that drafts from responses of earlier rollouts recalls none of them any more.
         """
         self._controller.require_idle("reset caches")
+        self._controller.forget_kv()
         await self._fleet.reset_caches()
 
     async def update_weights(self, source: str | Path | WeightSpec, version: int | None = None) -> int:
@@ -272,6 +273,7 @@ class Driver:
         if not self.alive:
             await self._settle("update weights", WeightVersionError)
         spec = source if isinstance(source, WeightSpec) else directory(source)
+        self._controller.forget_kv()
         return await _to_its_end(self._fleet.update_weights(spec, version))
 
     async def weights_changed(self, version: int | None = None) -> int:
@@ -298,6 +300,7 @@ class Driver:
         if self._fleet.asleep:
             return 0
         await self._settle("put the instances to sleep")
+        self._controller.forget_kv()
         return await self._fleet.sleep()
 
     async def wake(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import importlib
 from pathlib import Path
 
+import attrs
 import pytest
 from seer_journal import DiskJournal
 from seer_session.runtime import Runtime
@@ -281,3 +282,55 @@ def test_siblings_that_an_earlier_process_wrote_are_drafted_from(by_hand, hand, 
 
     play(first())
     play(second())
+
+
+@attrs.define(eq=False)
+class KeepingDrafter:
+    """A drafter whose memory outlives the process."""
+
+    kept: list = attrs.Factory(list)
+    policy = None
+
+    def shares(self):
+        return True
+
+    def source(self):
+        return None
+
+    def recall(self, prompt):
+        return [tokens for asked, tokens in self.kept if list(asked) == list(prompt)]
+
+    def remember(self, prompt, response):
+        self.kept.append((prompt, response))
+
+    def clear(self):
+        self.kept.clear()
+
+
+@pytest.mark.parametrize("outlives", [True, False])
+def test_a_finished_response_that_is_resumed_is_drafted_from_once_and_remembered_once(
+    by_hand, hand, tmp_path, some_groups, outlives
+):
+    groups = some_groups(1, 2, 64)
+
+    async def first(memory):
+        engine = hand()
+        with DiskJournal(tmp_path / "j") as journal:
+            async with by_hand(engine, drafter=Slot("drafter", CORE, memory)) as runtime:
+                rollout = runtime.rollout(groups, journal=journal)
+                engine.finish(tokens=3)
+                await anext(rollout)
+
+    async def second(memory):
+        engine = hand()
+        with DiskJournal(tmp_path / "j") as journal:
+            async with by_hand(engine, drafter=Slot("drafter", CORE, memory)) as runtime:
+                runtime.rollout(groups, journal=journal)
+                return [(each.request_id, each.token_ids.tolist()) for each in engine.sibling_tokens]
+
+    memory = KeepingDrafter()
+    play(first(memory))
+    if not outlives:
+        memory.clear()
+    assert play(second(memory)) == [("a/0", [5, 6, 7])]
+    assert [tokens.tolist() for _, tokens in memory.kept] == [[5, 6, 7]]

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 import structlog
 from seer_divided_rollout import Chunks
@@ -19,6 +20,7 @@ from seer_core.model.events import (
 from seer_core.plugins.slots import Strategies
 from seer_core.ports.clock import RealClock
 from seer_core.runtime.restarts import RestartsTable
+from seer_core.scheduling.defaults import LeastLoaded
 from seer_core.scheduling.scheduler import Policies, Slot
 
 from .helpers import SIM, Recorder, divided, play, policies, turns
@@ -484,3 +486,47 @@ def test_a_run_whose_instances_all_have_no_place_does_not_begin(by_hand, homeles
             await by_hand(Placeless("x"), Placeless("y")).start()
 
     play(run())
+
+
+class WhereItsKvIs(LeastLoaded):
+    """A placer that keeps requests where their KV is, and notes where that was."""
+
+    def __init__(self):
+        self.homes = []
+
+    def place(self, request, chunk_tokens, instances):
+        self.homes.append(request.instance)
+        at_home = [each for each in instances if each.id == request.instance]
+        return super().place(request, chunk_tokens, at_home or instances)
+
+
+@pytest.mark.parametrize("how", ["lost", "given other weights", "emptied", "put to sleep"])
+def test_a_trajectory_has_no_home_on_an_instance_that_has_forgotten_its_kv(by_hand, hand, some_groups, how):
+    engine, placer = hand(), WhereItsKvIs()
+
+    async def turn(runtime):
+        [group] = some_groups(1, 1)
+        rollout = runtime.rollout([msgspec.structs.replace(group, trajectories=("t",))])
+        engine.finish(tokens=3)
+        await rollout.wait()
+
+    async def run():
+        async with by_hand(
+            engine, policies=policies(placer=placer), restarts=RestartsTable(backoff_s=0.0)
+        ) as runtime:
+            await turn(runtime)
+            await turn(runtime)
+            if how == "lost":
+                engine.die()
+                await turns(20)
+            elif how == "given other weights":
+                await runtime.update_weights("weights/1")
+            elif how == "emptied":
+                await runtime.reset_caches()
+            else:
+                await runtime.sleep()
+                await runtime.wake()
+            await turn(runtime)
+
+    play(run())
+    assert placer.homes == [None, engine.id, None]

@@ -1,6 +1,7 @@
 """Blocks of a KV pool, fetched and saved at once, or beside an engine's steps."""
 
 from concurrent.futures import wait
+from errno import EMFILE
 from threading import Event
 
 import numpy as np
@@ -142,6 +143,37 @@ def test_requests_that_wait_hold_no_more_memory_than_allowed_but_one_may(request
     assert requests.stage("b", 0, keys(3)) is None
     settle(requests)
     assert requests.stage("b", 0, keys(3)) == 3
+
+
+def test_a_request_that_waits_for_memory_asks_the_store_once(requests, shelf, monkeypatch):
+    monkeypatch.setattr(pooling, "FETCHED_BYTES", 5 * BLOCK_BYTES)
+    requests.stage("a", 0, keys(6))
+    shelf.calls.clear()
+    for _ in range(3):
+        assert requests.stage("b", 0, keys(3)) is None
+    assert shelf.calls.count("find") == 1
+    assert requests.stage("b", 1, keys(3)[1:]) == 2
+    assert shelf.calls.count("find") == 2
+    settle(requests)
+    requests.take("a")
+    requests.take("b")
+    assert requests.stage("b", 0, keys(3)) is None
+    assert shelf.calls.count("find") == 3
+
+
+@pytest.mark.parametrize("count", [2, 6])
+def test_blocks_for_which_there_is_no_memory_are_missing(requests, shelf, count, monkeypatch):
+    def refuse(*_):
+        raise OSError(EMFILE, "Too many open files")
+
+    monkeypatch.setattr(pooling, "SharedBlocks", refuse)
+    requests.shared = True
+    requests.stage("a", 0, keys(count))
+    settle(requests)
+    assert requests.stage("a", 0, keys(count)) == 0
+    assert requests.take("a").count == 0
+    requests.shared = False
+    assert requests.stage("b", 0, keys(2)) == 2
 
 
 def test_a_request_that_leaves_is_forgotten_while_its_blocks_are_copied(requests, shelf):
