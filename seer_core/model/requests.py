@@ -86,7 +86,7 @@ class PromptGroup(msgspec.Struct, frozen=True):
     """
     family: str = ""
     """The family that it is of; empty for none. Groups of a family are siblings to each other: the lengths
-    and the texts of their responses help all of them, until ``Driver.forget`` of it.
+    of their responses help all of them, and so do the texts until ``Driver.forget`` of it.
     """
     attachments: Mapping[str, Any] = {}
     """Further fields for an engine that takes some, such as images or an adapter: they go to it unread with

@@ -73,7 +73,8 @@ class Strategy(Protocol):
     def group_changed(self, group: GroupContext, request: Request) -> None:
         """Note that a response of ``group`` is over; ``group.left`` 0 means that the group is.
 
-        ``request`` is that response, with ``request.generated_tokens`` in all; it is not used again.
+        ``request`` is that response, with ``request.generated_tokens`` in all; it is not used again.  It
+        changes the estimates of all groups of ``group.family``, of which no other is notified.
         """
         return
 
