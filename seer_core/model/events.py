@@ -92,7 +92,10 @@ class GroupsSubmitted(msgspec.Struct, frozen=True, tag=True):
 
 
 class InstanceStarted(msgspec.Struct, frozen=True, tag=True):
-    """An instance is ready for chunks, for the first time or again."""
+    """An instance is ready for chunks, for the first time or again.
+
+    If it was up, a rollout had failed, whose requests are gone, and the scheduler is a new one.
+    """
 
     info: InstanceInfo
     """The instance's name and limits."""

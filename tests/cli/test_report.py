@@ -438,3 +438,44 @@ def test_the_time_of_an_environment_is_no_wait_of_a_report():
         Wait(7.0, 8.0, {"environment": 1.0}),
     ]
     assert reader.waited_s().sum() == 1.0
+
+
+def test_an_environment_s_answer_is_no_context_that_is_prefilled_again():
+    group = GroupSpec("a", 10, 2, 400, turns=True)
+    reader = read(
+        (1.0, started("x")),
+        (1.0, GroupsSubmitted((group,)), sent("a/0", "x"), sent("a/1", "x")),
+        (2.0, over("a/0", "x", 20, prefilled_tokens=10), AskEnvironment("a/0")),
+        (5.0, EnvironmentAnswered("a/0", 50, False), sent("a/0", "x")),
+        (6.0, over("a/0", "x", 7, False, prefilled_tokens=51), sent("a/0", "x")),
+        (7.0, over("a/0", "x", 7, prefilled_tokens=4), Complete("a/0", "stop")),
+    )
+    reader.catch_up()
+    assert reader.finished.prefilled_tokens == 65
+    assert reader.finished.again_tokens == 5
+
+
+def test_the_requests_of_a_rollout_that_failed_are_not_taken_for_those_of_the_next():
+    def group(name):
+        return GroupsSubmitted((GroupSpec(name, 10, 3, 400),))
+
+    reader = read(
+        (0.0, started("x")),
+        (0.0, started("y")),
+        (0.0, group("a"), sent("a/0", "x"), sent("a/1", "y")),
+        (1.0, InstanceReported("x", 1, 0, 0.5, stepping_s=100.0)),
+        (2.0, over("a/0", "x"), Complete("a/0", "stop")),
+        (3.0, started("x")),  # as a session does with new strategies
+        (3.0, started("y")),
+        (4.0, group("b"), sent("b/0", "x")),
+        (5.0, InstanceReported("x", 1, 0, 0.5, stepping_s=100.5)),
+        (6.0, over("b/0", "x"), Complete("b/0", "stop")),
+    )
+    assert reader.open_requests == 2
+    shown = run_of(reader, "run")
+    assert [lane.chunks for lane in shown.lanes] == [2, 0]
+    x, y = reader.lanes.values()
+    assert (x.running, y.running, y.lost_chunks) == (0, 0, 1)
+    assert x.stepping_s == pytest.approx(1.5)
+    successor = reader.successor()
+    assert list(successor._open_groups) == ["b"]

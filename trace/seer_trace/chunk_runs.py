@@ -124,7 +124,11 @@ class InstanceLoad:
 
 @attrs.define
 class ChunkFollower:
-    """Follows a trace, record by record."""
+    """Follows a trace, record by record.
+
+    An instance that starts while it is up has a new scheduler: a rollout has failed, and all its requests,
+    which have no end in the trace, are dropped.
+    """
 
     now: float = 0.0
     places: dict[str, InstanceLoad] = attrs.Factory(dict)
@@ -160,6 +164,8 @@ class ChunkFollower:
             case RolloutResumed():
                 self.paused = False
             case InstanceStarted(info):
+                if info.id in self.places:
+                    self._drop_requests()
                 self.places[info.id] = InstanceLoad(info)
                 self.changed.add(info.id)
             case InstanceLeaving(instance_id):
@@ -225,10 +231,20 @@ class ChunkFollower:
         else:
             self._prompts.pop(group_id, None)
 
-    def _gone(self, instance_id: str, how: str) -> None:
+    def _drop_requests(self) -> None:
+        for instance_id in self.places:
+            self._end_all(instance_id, "dropped, as the rollout failed")
+        self.paused = False
+        for each in (self.acting, self._prompts, self._left):
+            each.clear()
+
+    def _end_all(self, instance_id: str, how: str) -> None:
         place = self.places.get(instance_id)
         for request_id in [] if place is None else list(place.sent):
             self._end(request_id, instance_id, how)
+
+    def _gone(self, instance_id: str, how: str) -> None:
+        self._end_all(instance_id, how)
         self.places.pop(instance_id, None)
         self.changed.add(instance_id)
 

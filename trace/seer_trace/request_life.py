@@ -22,6 +22,7 @@ from seer_core.model.events import (
     GroupSpec,
     GroupsSubmitted,
     InstanceReported,
+    InstanceStarted,
 )
 from seer_trace.chunk_runs import Cause, ChunkFollower, ChunkRun, group_of
 
@@ -220,8 +221,18 @@ class LifeReader:
     _lacks: _LackLog = attrs.Factory(_LackLog)
 
     def read(self, now: float, event: Event, commands: Sequence[Command]) -> list[RequestLife]:
-        """Apply an event and its commands; return the lives that are over with it."""
+        """Apply an event and its commands; return the lives that are over with it.
+
+        Those of a rollout that has failed are over with the first instance that starts anew, unfinished.
+        """
+        failed = isinstance(event, InstanceStarted) and event.info.id in self._follower.places
         self._ended(self._follower.read(now, event, commands))
+        if failed:
+            dropped = self._end_open()
+            self._open.clear()
+            self._groups.clear()
+            self._note_lack()
+            return dropped
         match event:
             case GroupsSubmitted(groups):
                 self._submitted(groups)
@@ -250,12 +261,17 @@ class LifeReader:
 
     def rest(self) -> list[RequestLife]:
         """Return the lives that the end of the trace, or of the run, left open; nothing more is read then."""
+        lives = self._end_open()
+        self._ended(self._follower.rest())
+        return lives
+
+    def _end_open(self) -> list[RequestLife]:
+        """Return the lives that are open, without what they wait for any more."""
         for life in self._open.values():
             self._end_act(life)
             self._end_wait(life, life.group.prompt_tokens)
             group = self._groups[life.group.id]
             life.siblings_done, life.siblings_whole = group.done, group.whole
-        self._ended(self._follower.rest())
         return [*self._open.values()]
 
     def _submitted(self, groups: Iterable[GroupSpec]) -> None:

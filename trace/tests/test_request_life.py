@@ -57,3 +57,18 @@ def test_a_long_wait_keeps_its_causes_when_older_ones_are_forgotten():
     assert early.waited_s() == {"turn": 1.5, "slots": 1.0}
     assert late.waited_s() == {"turn": 0.5 * CHANGES, "slots": 0.5 * CHANGES}
     assert late.parts[0].end_s - late.parts[0].begin_s == CHANGES
+
+
+def test_requests_of_a_rollout_that_failed_are_over_where_the_next_begins():
+    reader, started = LifeReader(), InstanceStarted(InstanceInfo("x", 1000, 1, 1, 1024))
+    reader.read(0.0, started, [])
+    reader.read(1.0, group("g", 2), [Dispatch("g/0", "x", 50, 40, False)])
+    runs, waits = reader.read(4.0, started, [])
+    assert [(each.instance_id, each.end_s, each.end) for each in runs.chunks] == [
+        ("x", 4.0, "dropped, as the rollout failed")
+    ]
+    assert waits.waited_s() == {"slots": 3.0}
+    assert (runs.finished_s, waits.finished_s) == (None, None)
+    reader.read(5.0, group("g"), [Dispatch("g/0", "x", 50, 40, False)])
+    [life] = reader.read(6.0, ChunkFinished("g/0", "x", 5, True), [Complete("g/0", "stop")])
+    assert (life.tokens, life.waited_s(), reader.rest()) == (5, {}, [])

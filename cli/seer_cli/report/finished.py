@@ -17,7 +17,7 @@ __all__ = ["DraftCounts", "FinishedChunks"]
 
 FIGURES = (
     *("lane", "begin_s", "end_s", "age", "siblings", "moved"),
-    *("tokens", "steps", "drafted", "accepted", "cached", "pool", "prefilled"),
+    *("tokens", "steps", "drafted", "accepted", "cached", "pool", "prefilled", "again"),
 )
 CHUNKS_AT_ONCE = 4096
 LANES_AT_ONCE = 64
@@ -72,17 +72,18 @@ class FinishedChunks:
         age: int,
         siblings: int,
         moved: bool,
+        again: int,
     ) -> None:
         """Add a chunk that is over now.
 
         Its response had ``age`` tokens when it was sent, and ``siblings`` of its group had finished; the run
-        began at ``start_s``.
+        began at ``start_s``.  ``again`` tokens of its context it has prefilled though they were computed.
         """
         self._rows.extend(
             (
                 *(lane, chunk.begin_s - start_s, chunk.end_s - start_s, age, siblings, moved),
                 *(result.tokens, result.steps, result.drafted, result.accepted),
-                *(result.cached_tokens, result.pool_tokens, result.prefilled_tokens),
+                *(result.cached_tokens, result.pool_tokens, result.prefilled_tokens, again),
             )
         )
         if len(self._rows) >= self._full:
@@ -101,7 +102,7 @@ class FinishedChunks:
         self.cached_tokens += int(rows["cached"].sum())
         self.pool_tokens += int(rows["pool"].sum())
         self.prefilled_tokens += int(rows["prefilled"].sum())
-        self.again_tokens += int(rows["prefilled"][rows["age"] > 0].sum())
+        self.again_tokens += int(rows["again"].sum())
         self._count(self.by_siblings, rows["siblings"], rows)
         self._count(self.by_age, _power_of_two(rows["age"]), rows)
         took_s = rows["end_s"] - rows["begin_s"]

@@ -110,6 +110,8 @@ class ReadRequest:
     group: GroupStory
     waits_since_s: float | None
     tokens: int = 0
+    unread: int = 0
+    """Those of its environment's last answer that no chunk has read."""
     instance_id: str = ""
     """Where its last chunk ran that brought tokens."""
     siblings: int = 0
@@ -181,11 +183,14 @@ class RunReader(Observer):
             self._event(now, event)
             return
         follower = self._follower
+        failed = isinstance(event, InstanceStarted) and event.info.id in follower.places
         over = follower.read(record.now, event, record.commands)
         if not isinstance(event, ChunkFinished):  # most are
             self._event(now, event)
         for chunk in over:
             self._over(chunk)
+        if failed:
+            self._drop_requests()
         for command in record.commands:
             match command:
                 case Dispatch():
@@ -225,6 +230,7 @@ class RunReader(Observer):
             request = self._request(name)
             assert request is not None
             request.tokens, request.siblings = old_request.tokens, old_request.siblings
+            request.unread = old_request.unread
             request.instance_id = old_request.instance_id
             if old_request.acts_since_s is not None:
                 request.waits_since_s, request.acts_since_s = None, self.now
@@ -281,6 +287,9 @@ class RunReader(Observer):
                     lane = self.lanes[info.id] = InstanceLane(info.id)
                     lane.number = self.finished.add_lane(lane)
                 lane.info = info
+                if lane.up:
+                    lane.note(now, "went on after the rollout had failed")
+                    return
                 lane.change(now, True, "started again" if lane.changes else "started")
                 if info.exactness != "exact":
                     lane.note(now, f"samples no better than {info.exactness}")
@@ -353,7 +362,11 @@ class RunReader(Observer):
             lane.lose(chunk)
             return
         age, moved = request.tokens, request.instance_id not in ("", chunk.instance_id)
-        self.finished.add(lane.number, chunk, result, self.start_s or 0.0, age, request.siblings, moved)
+        known = 0 if not age else result.prefilled_tokens - request.unread
+        self.finished.add(
+            lane.number, chunk, result, self.start_s or 0.0, age, request.siblings, moved, max(0, known)
+        )
+        request.unread = 0
         request.instance_id = chunk.instance_id
         request.tokens = age + result.tokens
 
@@ -380,6 +393,12 @@ class RunReader(Observer):
         while self._kept_chunks > 2 * MOST_CHUNKS and len(self.kept) > 1:
             self._kept_chunks -= len(self.kept.popleft().spans)
 
+    def _drop_requests(self) -> None:
+        """Forget the open requests of a rollout that has failed."""
+        self.open_requests = 0
+        self._open_groups.clear()
+        self._requests.clear()
+
     def _asked(self, request_id: str) -> None:
         """Note that a request acts from now on."""
         request = self._request(request_id)
@@ -392,6 +411,7 @@ class RunReader(Observer):
         request = self._request(request_id)
         if request is not None:
             request.tokens += tokens
+            request.unread = tokens
             self._end_act(request)
             request.waits_since_s = self.now
 

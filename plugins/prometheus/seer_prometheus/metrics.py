@@ -107,6 +107,11 @@ class Metrics(Observer):
             ]
         )
 
+    async def start(self) -> None:
+        """Forget the requests of a rollout that has failed: their ids may come again."""
+        self._submitted.clear()
+        self._written.clear()
+
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Count an event, and what is done about it."""
         if self.on_first_event is not None:

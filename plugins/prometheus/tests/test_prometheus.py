@@ -1,5 +1,6 @@
 """Figures for Prometheus: what events count, where they are served, and the board that shows them."""
 
+import asyncio
 import json
 import re
 import socket
@@ -99,6 +100,19 @@ def test_a_response_counts_with_the_tokens_of_all_its_chunks_and_of_the_process_
     assert found["seer_responses_total"][("finish_reason", "stop"),] == 2
     assert found["seer_migrations_total"][()] == 1
     assert found["seer_generated_tokens_total"][("engine", "i"),] == 13
+
+
+def test_a_response_does_not_count_with_the_tokens_of_a_rollout_that_failed(figures, read_exposition):
+    metrics, _ = figures
+    group = GroupsSubmitted((GroupSpec("g", prompt_tokens=4, n=1, max_tokens=100),))
+    metrics.observe(10.0, group, [Dispatch("g/0", "i", 50, 64, True)])
+    metrics.observe(12.0, ChunkFinished("g/0", "i", 5, False), [])
+    asyncio.run(metrics.start())  # as observers are with new strategies
+    metrics.observe(20.0, group, [Dispatch("g/0", "i", 50, 64, True)])
+    metrics.observe(21.0, ChunkFinished("g/0", "i", 3, True), [Complete("g/0", "stop")])
+    found, _ = read_exposition(generate_latest(metrics.registry).decode())
+    assert found["seer_response_tokens_sum"][()] == 3
+    assert found["seer_generated_tokens_total"][("engine", "i"),] == 8
 
 
 def test_a_response_counts_with_the_tokens_of_its_environment(figures, read_exposition):
