@@ -17,8 +17,11 @@ from seer_journal.writer import SUFFIX
 
 __all__ = ["Contents", "read"]
 
-BYTES_PER_PAIR = 8
+TOKEN_BYTES = 4
+PAIR_BYTES = 8
 """Of a token and its log-prob."""
+KEPT_BYTES = 512
+"""What Python takes for a group, a response or a chunk, beside their tokens: about, and rather too much."""
 
 
 @attrs.define(eq=False)
@@ -34,7 +37,8 @@ class Contents:
     number: int = 0
     groups: dict[str, Begun] = attrs.Factory(dict)
     responses: dict[str, list[WrittenResponse]] = attrs.Factory(dict)
-    kept_pairs: int = 0
+    kept_bytes: int = 0
+    """Of the memory that groups and responses take, about."""
     damaged_bytes: int = 0
     torn_bytes: int = 0
 
@@ -56,6 +60,7 @@ class Contents:
                     self.forget(record.group_id)
                     self.groups[record.group_id] = record
                     self.responses[record.group_id] = [WrittenResponse() for _ in range(record.n)]
+                    self.kept_bytes += _group_bytes(record)
             case WrittenChunk():
                 self._extend(record)
             case Answered():
@@ -66,14 +71,15 @@ class Contents:
                     response.finish_reason = "aborted"
 
     def shrink(self, most_bytes: int) -> None:
-        """Forget the oldest groups beyond so many bytes of tokens and log-probs."""
-        while BYTES_PER_PAIR * self.kept_pairs > most_bytes and self.groups:
+        """Forget the oldest groups beyond so many bytes."""
+        while self.kept_bytes > most_bytes and self.groups:
             self.forget(next(iter(self.groups)))
 
     def forget(self, group_id: str) -> None:
         """Drop a group, if there is one of this id."""
-        self.groups.pop(group_id, None)
-        self.kept_pairs -= sum(map(_pairs, self.responses.pop(group_id, [])))
+        if (group := self.groups.pop(group_id, None)) is not None:
+            written = sum(map(_written_bytes, self.responses.pop(group_id)))
+            self.kept_bytes -= _group_bytes(group) + written
 
     def _response(self, request_id: str) -> WrittenResponse | None:
         group_id, _, index = request_id.rpartition("/")
@@ -105,7 +111,7 @@ class Contents:
             response.top_logprobs.extend(tops)
         response.token_ids.extend(chunk.token_ids)
         response.logprobs.extend(chunk.logprobs)
-        self.kept_pairs += _pairs(chunk)
+        self.kept_bytes += _chunk_bytes(chunk)
         response.chunks.append(ChunkRecord(*chunk.account))
         if chunk.stopped and group.turns:
             response.acting = True
@@ -134,38 +140,49 @@ class Contents:
             places = [(each.offset, each.length) for each in answer.images]
             images = PlacedImages([each.image for each in answer.images], places)
             response.attachments = PlacedImages.joined(response.attachments or {}, images)
-            self.kept_pairs += _pairs_of(images)
+            self.kept_bytes += _image_bytes(images)
         response.token_ids.extend(answer.token_ids)
         response.logprobs.extend([0.0] * count)
-        self.kept_pairs += count
+        self.kept_bytes += PAIR_BYTES * count
         if (tops := response.top_logprobs) is not None:
             for token in answer.token_ids:
                 values = [0.0, *[LEAST_LOGPROB] * (tops.width - 1)]
                 tops.extend(TopLogprobs(tops.width, [token] * tops.width, values))
-                self.kept_pairs += tops.width
+                self.kept_bytes += PAIR_BYTES * tops.width
         if answer.done:
             response.finish_reason = "stop"
         elif len(response.token_ids) == limit:
             response.finish_reason = "length"
 
 
-def _pairs_of(attachments: Mapping[str, Any] | None) -> int:
-    """Return as how many tokens with log-probs the bytes of images count."""
-    if not isinstance(attachments, PlacedImages):
-        return 0
-    return sum(len(image.data or b"") // BYTES_PER_PAIR for image, _, _ in attachments.placed())
+def _group_bytes(group: Begun) -> int:
+    """Return what a group takes of which nothing is written."""
+    return KEPT_BYTES * (1 + group.n) + TOKEN_BYTES * len(group.prompt_token_ids)
 
 
-def _pairs(written: WrittenChunk | WrittenResponse) -> int:
-    """Return how many tokens with log-probs are kept of a response, the most probable ones included."""
+def _chunk_bytes(chunk: WrittenChunk) -> int:
+    return KEPT_BYTES + _pair_bytes(chunk)
+
+
+def _written_bytes(response: WrittenResponse) -> int:
+    """Return what a response takes more than one of which nothing is written."""
+    return KEPT_BYTES * len(response.chunks) + _pair_bytes(response) + _image_bytes(response.attachments)
+
+
+def _pair_bytes(written: WrittenChunk | WrittenResponse) -> int:
+    """Return what tokens with log-probs take, the most probable ones included."""
     tops, prompt = written.top_logprobs, written.prompt_logprobs
     pairs = len(written.token_ids) + (0 if tops is None else len(tops.token_ids))
-    if isinstance(written, WrittenResponse):
-        pairs += _pairs_of(written.attachments)
     if prompt is not None:
         pairs += len(prompt.logprobs)
         pairs += 0 if prompt.top_logprobs is None else len(prompt.top_logprobs.token_ids)
-    return pairs
+    return PAIR_BYTES * pairs
+
+
+def _image_bytes(attachments: Mapping[str, Any] | None) -> int:
+    if not isinstance(attachments, PlacedImages):
+        return 0
+    return sum(len(image.data or b"") for image, _, _ in attachments.placed())
 
 
 def read(directory: Path) -> Contents:

@@ -404,6 +404,20 @@ def test_beyond_its_size_a_journal_drops_the_oldest(tmp_path):
     assert all(found[-5:])
 
 
+def test_long_prompts_and_many_short_responses_count_as_what_a_journal_holds(tmp_path):
+    with DiskJournal(tmp_path / "j", replace=True, most_bytes=100_000) as journal:
+        for number in range(40):
+            journal.begin([PromptGroup(f"long{number}", (1,) * 10_000, 1, 100)], 0, {})
+            assert len(journal._contents.groups) <= 2
+        for number in range(400):
+            journal.begin([PromptGroup(f"short{number}", (1,), 4, 100)], 0, {})
+            chunk(journal, f"short{number}/0", 0, [7], stopped=True)
+        assert len(journal._contents.groups) <= 40
+        for name in list(journal._contents.groups):
+            journal._contents.forget(name)
+        assert journal._contents.kept_bytes == 0
+
+
 def test_a_wait_that_is_cancelled_just_as_it_ends_is_cancelled(tmp_path, monkeypatch):
     go_on = threading.Event()
 
