@@ -48,7 +48,7 @@ class ProgramPause(SessionQueues):
     def placed(self, request: Request, instance: InstanceStatus) -> None:
         """Count the response as active there, at the length to which the turn may take it."""
         self._note(request, instance.id, request.context_tokens + reserved_tokens(request))
-        self._pause(instance)
+        self._pause(instance, request)
 
     def turn_ended(self, request: Request) -> None:
         """Count the response at its length."""
@@ -66,15 +66,15 @@ class ProgramPause(SessionQueues):
         for seq in list(self._active.get(instance.id, ())):
             self._forget(seq)
 
-    def _pause(self, instance: InstanceStatus) -> None:
-        """Pause the shortest responses that do not run until the others fit."""
+    def _pause(self, instance: InstanceStatus, placed: Request) -> None:
+        """Pause the shortest responses that do not run until the others fit; the one placed runs now."""
         active = self._active[instance.id]
         if self._totals[instance.id] <= instance.info.kv_capacity_tokens:
             return
         idle = [
             (tokens, seq, request)
             for seq, (request, tokens) in active.items()
-            if request.state is RequestState.ACTING or seq in self._keys
+            if request is not placed and (request.state is RequestState.ACTING or seq in self._keys)
         ]
         for _, seq, request in sorted(idle):
             if self._totals[instance.id] <= instance.info.kv_capacity_tokens:

@@ -125,6 +125,16 @@ def test_the_shortest_program_that_does_not_run_is_paused_where_kv_is_short():
     assert play.answer("a/2", 0, done=True) == {"a/1": "i0"}
 
 
+def test_the_program_that_is_sent_is_not_paused_though_it_is_the_shortest():
+    policy = ProgramPause()
+    play = Play(policy, kv_tokens=1056)
+    play.submit("a", n=2)
+    play.end_turn("a/0", 700)
+    play.end_turn("a/1", 100)
+    assert play.answer("a/1", 4) == {"a/1": "i0"}  # it may need 376 beside the 716 of the other
+    assert [request.id for request, _ in policy._active["i0"].values()] == ["a/1"]
+
+
 def test_a_paused_program_comes_before_new_ones():
     play = Play(ProgramPause(), kv_tokens=1056)
     play.submit("a", n=3)

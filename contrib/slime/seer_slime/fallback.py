@@ -132,7 +132,7 @@ class WatchedRollout:
         finally:
             if not self.reason:
                 if (rollout := self._rollout) is not None:
-                    for group in {each.group for each in self.left}:  # its reader has failed
+                    for group in dict.fromkeys(each.group for each in self.left):  # its reader has failed
                         rollout.abort_group(group)
                 reader.join()
 
