@@ -98,11 +98,12 @@ MEASURED = ("prefill_s_per_token", "step_s", "chunk_s", "chunk_s_per_token")
 
 
 def mean_info(infos: Sequence[InstanceInfo]) -> InstanceInfo:
-    """Return the first instance's, with the mean of all times that all measured."""
+    """Return the first instance's, with the mean of each time over those that measured it."""
     fetches = [info.fetch_s_per_token for info in infos if info.fetch_s_per_token is not None]
+    times = {name: [seconds for info in infos if (seconds := getattr(info, name))] for name in MEASURED}
     return msgspec.structs.replace(
         infos[0],
-        **{name: fmean(getattr(info, name) for info in infos) for name in MEASURED},
+        **{name: fmean(found) if found else 0.0 for name, found in times.items()},
         fetch_s_per_token=fmean(fetches) if fetches else None,
     )
 

@@ -28,6 +28,7 @@ from seer_cli.installed import describe
 from seer_cli.output import RUN_FILES, InputPath, check_apart, check_writable, write_json
 from seer_cli.output_dir import OutputDir
 from seer_cli.report.options import DASHBOARD_OPTION
+from seer_cli.request_wording import counted
 from seer_core.errors import SeerError, printable
 from seer_core.plugins.slots import Assembly
 from seer_core.ports.kv import PoolStats
@@ -253,6 +254,10 @@ def _print(summary: Summary, pool_stats: PoolStats | None, out: Path) -> None:
         f"{summary.chunks} chunks, {summary.migrations} migrations, {summary.preemptions} preemptions,"
         f" {summary.recomputed_tokens:,} tokens recomputed, {summary.instances_lost} instances lost"
     )
+    if failed := summary.finish_reasons.get("error", 0):
+        click.echo(f"{counted(failed, 'response')} FAILED: `error` in completions.jsonl has the reasons")
+    if given_up := summary.finish_reasons.get("aborted", 0):
+        click.echo(f"{counted(given_up, 'response')} given up before the end")
     if summary.turns:
         click.echo(
             f"{summary.turns:,} turns answered by the environment, with {summary.environment_tokens:,}"

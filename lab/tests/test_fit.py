@@ -102,6 +102,11 @@ def test_what_two_instances_measured_of_moving_is_averaged():
     assert mean_info([INFO]) == INFO
 
 
+def test_a_time_that_one_instance_did_not_measure_halves_no_other_s():
+    measured = msgspec.structs.replace(INFO, step_s=0.02)
+    assert mean_info([measured, INFO]).step_s == 0.02
+
+
 def test_the_mean_of_two_instances_is_over_the_batches_that_both_ran():
     times = profile_of(LINEAR)
     longer = msgspec.structs.replace(

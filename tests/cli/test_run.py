@@ -307,6 +307,35 @@ def test_a_run_with_an_environment_writes_its_turns_and_explains_them(
     assert not any(each["turns"] for each in lines_of(tmp_path / "plain/completions.jsonl"))
 
 
+HALF_BROKEN = """
+from seer_core.plugins.hookspecs import hookimpl
+from seer_session.environment import EnvironmentAnswer
+
+class HalfBroken:
+    async def step(self, trajectory, turn):
+        if trajectory.index == 1:
+            raise OSError("the sandbox is gone")
+        return EnvironmentAnswer(done=True)
+
+@hookimpl
+def seer_make_environment():
+    return HalfBroken()
+"""
+
+
+def test_a_run_says_how_many_responses_failed_and_how_many_were_given_up(
+    seer, write_config, write_prompts, tmp_path, distribution
+):
+    distribution("halfbroken", HALF_BROKEN)
+    config = write_config([*TECHNIQUES, "halfbroken"], f"{SMALL}[engine.sim.lengths]\ncap_tokens = 40\n")
+    late = {"prompt": "abc", "n": 1, "max_tokens": 400, "timeout_s": 0.001}
+    prompts = write_prompts({"prompt": "abc", "n": 3, "max_tokens": 400}, late)
+    result = seer("run", config, "--prompts", prompts, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "1 response FAILED: `error` in completions.jsonl has the reasons" in result.stdout
+    assert "1 response given up before the end" in result.stdout
+
+
 def test_an_environment_is_in_every_arm_of_a_comparison(
     seer, write_config, write_prompts, tmp_path, distribution
 ):
