@@ -61,7 +61,10 @@ MAY_CHANGE = (
     "tracking",
     "weights",
 )
-"""Keys of ``[train]`` that losses do not depend on: a run that is resumed may have other values."""
+"""Keys of ``[train]`` that losses do not depend on: a run that is resumed may have other values.
+
+So may ``[train.megatron].timeout_s``.
+"""
 
 
 def train(
@@ -200,6 +203,7 @@ def _changed(names: Sequence[str], latest: Checkpoint) -> ConfigError:
 def _settings(state: TrainingState) -> dict[str, Any]:
     """Return the settings that losses depend on, by their names in a config."""
     table = msgspec.to_builtins(state.train)
+    del table["megatron"]["timeout_s"]
     return {
         **{f"[train].{key}": value for key, value in table.items() if key not in (*MAY_CHANGE, "model")},
         "[train].model": state.model,  # the directory, whichever table names it

@@ -25,6 +25,13 @@ def test_another_run_is_neither_written_over_nor_gone_on_from(config, tmp_path):
         run(path, out, resume=True)
 
 
+def test_a_run_goes_on_with_more_patience_for_its_ranks_as_the_error_of_a_slow_one_proposes(config, tmp_path):
+    path, out = config(), tmp_path / "out"
+    run(path, out, "train.iterations=1")
+    run(path, out, "train.iterations=2", "train.megatron.timeout_s=900", resume=True)
+    assert len(read_metrics(out)) == 2
+
+
 def test_a_second_run_in_one_directory_at_a_time_is_refused_and_the_first_goes_on(
     config, tmp_path, uninterrupted
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -51,8 +52,8 @@ class SeerRollout:
         self._shared = SharedWeights() if weights == "shared_memory" else None
         self.colocated = colocated
         self._step = -1
-        self._batches = 0
-        """Rollouts at this step so far: TRL may ask for several, in evaluation above all."""
+        self._batches: Counter[str] = Counter()
+        """Rollouts at this step so far, by mode: a training that is resumed has no evaluation before them."""
 
     def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
         """Return ``prompt_ids``, ``completion_ids`` and ``logprobs`` for each prompt, in their order.
@@ -83,7 +84,7 @@ class SeerRollout:
             iteration=self._step,
             environment=tools,  # type: ignore[arg-type]  # its methods are plain ones, which run in threads
         )
-        self._batches += 1
+        self._batches[_mode_of(trainer)] += 1
         if self.colocated:
             self.session.sleep()
         completions = result.in_order(places)
@@ -135,7 +136,7 @@ class SeerRollout:
                 raise OutputError(f"cannot write the weights to {directory}: {error}; make room") from error
             self.session.update_weights(directory, version)
         self._step = trainer.state.global_step
-        self._batches = 0
+        self._batches.clear()
 
     def _records(
         self,
@@ -160,13 +161,12 @@ class SeerRollout:
     def _records_of_text(
         self, prompt_ids: Sequence[Sequence[int]], trainer: GRPOTrainer
     ) -> list[dict[str, Any]]:
-        training = trainer.model.training
-        size = trainer.num_generations if training else trainer.num_generations_eval
+        mode = _mode_of(trainer)
+        size = trainer.num_generations if mode == "train" else trainer.num_generations_eval
         places = [(place // size, ids) for place, ids in enumerate(prompt_ids)]
-        mode = "train" if training else "eval"
         return [
             {
-                "group_id": f"{mode}-{self._step}-{self._batches}-{number}",
+                "group_id": f"{mode}-{self._step}-{self._batches[mode]}-{number}",
                 "prompt_token_ids": ids,
                 "n": len(list(members)),
                 "max_tokens": trainer.max_completion_length,
@@ -174,6 +174,10 @@ class SeerRollout:
             }
             for number, ((_, ids), members) in enumerate(groupby(places))
         ]
+
+
+def _mode_of(trainer: GRPOTrainer) -> Literal["train", "eval"]:
+    return "train" if trainer.model.training else "eval"
 
 
 def _image_token(trainer: GRPOTrainer) -> int:

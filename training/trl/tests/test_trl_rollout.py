@@ -172,6 +172,17 @@ def test_training_that_is_resumed_has_the_tokens_that_it_would_have_had(config, 
     assert rest.weights == whole.weights
 
 
+def test_training_that_is_resumed_after_an_evaluation_has_the_tokens_that_it_would_have_had(
+    config, make_trainer, tmp_path
+):
+    settings = {"max_steps": 4, "eval_strategy": "steps", "eval_steps": 1, "num_generations_eval": 2}
+    whole = train(config, make_trainer, save_strategy="steps", save_steps=2, **settings)
+    rest = train(config, make_trainer, resume=str(tmp_path / "out" / "checkpoint-2"), **settings)
+    assert len(rest.tokens) == 4
+    assert rest.tokens == whole.tokens[4:]
+    assert rest.weights == whole.weights
+
+
 def test_evaluation_has_groups_of_its_own_size(config, make_trainer):
     run = train(
         config, make_trainer, max_steps=1, eval_strategy="steps", eval_steps=1, num_generations_eval=2
