@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import re
 import sys
 from contextlib import asynccontextmanager
@@ -26,7 +27,7 @@ from seer_verl import step_reports  # noqa: E402
 from seer_verl.merging import merged_experts, merged_output  # noqa: E402
 from seer_verl.sampling import CONTROLS, record_fields  # noqa: E402
 from seer_verl.scheduler import RowJob, RowScheduler, config_of  # noqa: E402
-from seer_verl.settings import KeptSettings  # noqa: E402
+from seer_verl.settings import KeptSettings, VerlSettings  # noqa: E402
 from verl_standin import END, Here, StandInServer  # noqa: E402
 
 CONFIG = """
@@ -407,6 +408,51 @@ def test_a_second_life_has_no_batch_and_a_batch_that_ends_gives_rows_up(config):
             return await step(scheduler, all_jobs(batch="c"), batch="c")
 
     assert len(asyncio.run(play())) == 6
+
+
+@asynccontextmanager
+async def asking_for_something_else(config):
+    """Yield a scheduler, and row 1 of a group that has another prompt than its group, under way."""
+    async with scheduling([StandInServer(token_s=0.01)], config) as scheduler:
+        await scheduler.begin("b", GROUPS, 1)
+        asked = [job(), job(index=1, prompt=(3, 4, 9))]
+        first, other = [asyncio.create_task(scheduler.generate(each)) for each in asked]
+        await aeventually(lambda: scheduler.progress({"0-0/1": 0})["written"])
+        yield scheduler, asked[1], other
+        first.cancel()
+        await scheduler.end("b")
+
+
+def test_the_tokens_so_far_of_a_row_that_asks_for_something_else_are_its_own(config):
+    async def play():
+        async with asking_for_something_else(config) as (scheduler, _, other):
+            [(tokens, _)] = scheduler.progress({"0-0/1": 0})["written"].values()
+            return tokens, await other
+
+    tokens, answer = asyncio.run(play())
+    assert tokens == answer["token_ids"][: len(tokens)]
+
+
+def test_a_row_that_asks_for_something_else_can_be_abandoned(config):
+    async def play():
+        async with asking_for_something_else(config) as (scheduler, asked, other):
+            scheduler.abandon(asked)
+            return await other
+
+    answer = asyncio.run(play())
+    assert answer["stop_reason"] == "aborted"
+
+
+def test_relative_paths_begin_where_settings_were_read(tmp_path, monkeypatch):
+    (tmp_path / "seer.toml").write_text(CONFIG, "utf-8")
+    (tmp_path / "token").write_text("a-token-of-16-ASCII", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    read = KeptSettings(config="seer.toml", report="pages"), VerlSettings(token_file="token")
+    monkeypatch.chdir("/")
+    kept, own = pickle.loads(pickle.dumps(read))
+    assert config_of(kept).plugin["divided_rollout"] == {"chunk_tokens": 8}
+    assert (kept.report, own.token) == (str(tmp_path / "pages"), "a-token-of-16-ASCII")
+    assert KeptSettings(report="").report == ""
 
 
 def test_a_config_with_engines_is_refused(tmp_path):

@@ -43,6 +43,14 @@ class RowAware:
         ROW.set(BatchRow(group, index, iteration, kwargs["agent_name"], batch=batch, never_written=never))
         return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)  # type: ignore[misc]
 
+    async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> Any:
+        """Mark a response if any of its turns was written without Seer; verl's loops mark it by the first."""
+        row = ROW.get()
+        if row is not None and row.without:
+            for each in output if isinstance(output, list) else [output]:
+                each.extra_fields["seer_fallback"] = True
+        return await super()._agent_loop_postprocess(output, validate, **kwargs)  # type: ignore[misc]
+
 
 class AgentLoopWorker(RowAware, verls.AgentLoopWorker):
     """verl's worker, each of whose rows is one of a reserved group."""

@@ -1,4 +1,5 @@
-"""The count of responses that were written without Seer's scheduler, in the actor of verl's load balancer.
+"""The count of responses any turn of which was written without Seer's scheduler, in the actor of verl's load
+balancer.
 
 It outlives a scheduler that dies or hangs, and where it is not there no response goes without Seer.
 """

@@ -10,8 +10,6 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -52,8 +50,6 @@ class KeptClient(LLMServerClient):
         super().__init__(config, balancer)
         rollout = config.actor_rollout_ref.rollout
         settings = kept_settings_of(rollout)
-        if settings.report:
-            settings = replace(settings, report=str(Path(settings.report).absolute()))
         self.settings: KeptSettings = settings
         config_of(self.settings)  # what is wrong with it is an error now, and not a dead actor later
         self.usual_agent: str = rollout.agent.default_agent_loop
@@ -82,10 +78,17 @@ class KeptClient(LLMServerClient):
         """Have verl's balancer count fallbacks of the run; see ``add_fallbacks``."""
         return self._load_balancer.__ray_call__.remote(add_fallbacks, fallbacks, most)
 
-    def _expect_few(self, fallbacks: int, reason: str) -> None:
-        """Raise RuntimeError if these are more fallbacks than the run may have."""
+    async def _count_row(self, row: BatchRow, reason: str, kept_up_to: int | None) -> None:
+        """Count the first turn of a response that is written without Seer.
+
+        Raises:
+            RuntimeError: there are more such responses than the run may have.
+        """
+        if row.without:
+            return
+        row.without = True
         most = self.settings.most_fallbacks
-        if fallbacks > most:
+        if await self._count(1, kept_up_to) > most:
             raise RuntimeError(
                 f"Seer has failed, and {most} responses of this run may be written without it"
                 f" (engine_kwargs.seer.most_fallbacks): {reason}"
@@ -148,7 +151,7 @@ class KeptClient(LLMServerClient):
         row.turns += 1
         if not row.batch:
             reason = "no batch is open with it"
-            return await self._without(turn, reason, request_id, prompt, sampling_params, more)
+            return await self._without(row, turn, reason, request_id, prompt, sampling_params, more)
         self._watch(turn)
         reason = ""
         try:
@@ -166,14 +169,14 @@ class KeptClient(LLMServerClient):
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 found = answer.result()
                 if found["extra_fields"]["seer_fallback"]:  # of all lives of the scheduler
-                    self._expect_few(await self._count(1), "its scheduler has had some written, too")
+                    await self._count_row(row, "its scheduler has had some written, too", None)
                 if not sampling_params.get("logprobs"):
                     found["log_probs"] = None
                 return TokenOutput(**found)
             reason = turn.reason or (str(answer.exception()) if answer.done() else "")
         finally:
             self._under_way.pop(turn.name, None)
-        return await self._without(turn, reason, request_id, prompt, sampling_params, more)
+        return await self._without(row, turn, reason, request_id, prompt, sampling_params, more)
 
     def _job(
         self, row: BatchRow, prompt: list[int], sampling_params: Mapping[str, Any], more: Mapping[str, Any]
@@ -220,6 +223,7 @@ class KeptClient(LLMServerClient):
 
     async def _without(
         self,
+        row: BatchRow,
         turn: _Turn,
         reason: str,
         request_id: str,
@@ -228,7 +232,7 @@ class KeptClient(LLMServerClient):
         more: Mapping[str, Any],
     ) -> TokenOutput:
         """Go on as verl's own client, behind the tokens so far if its weights are still the same."""
-        self._expect_few(await self._count(1, self.settings.most_fallbacks), reason)
+        await self._count_row(row, reason, self.settings.most_fallbacks)
         if not self._logged:
             self._logged = True
             logger.error("Seer has failed; responses go on by verl's own client: %s", reason)
@@ -290,7 +294,7 @@ class _Turn:
 
     def __init__(self, job: RowJob) -> None:
         self.job = job
-        self.name = f"{job.group}/{job.index}" if not job.turn else f"{job.name}/0"
+        self.name = job.request_id
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.label = ""

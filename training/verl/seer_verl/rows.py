@@ -28,6 +28,8 @@ class BatchRow:
     turns: int = 0
     batch: str = ""
     """The batch that its group was named with, where verl's engines are its own; empty without Seer."""
+    without: bool = False
+    """Whether a turn of it has been written without Seer."""
     never_written: Sequence[int] = ()
     """The tokens of images and videos, which stand for nothing where a response has them: verl's trainer
     would look for an image behind each, so its own servers do not write them.

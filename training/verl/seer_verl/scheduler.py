@@ -63,6 +63,11 @@ class RowJob:
         return f"{self.group}-{self.index}-{self.turn}"
 
     @property
+    def request_id(self) -> str:
+        """Names it to its worker, whether it is a row of its group or a group of its own."""
+        return f"{self.name}/0" if self.turn else f"{self.group}/{self.index}"
+
+    @property
     def attachments(self) -> dict[str, Any]:
         """The attachments of its prompt."""
         found = {"arguments": dict(self.arguments), "sampling_params": dict(self.sampling_params)}
@@ -145,6 +150,8 @@ class RowScheduler:
         self._labels: list[str] = []
         self._turn = asyncio.Lock()
         self._batches: dict[str, _Batch] = {}
+        self._alone: dict[str, str] = {}
+        """The requests of turns that are groups of their own, by the names that workers have for them."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._metrics: dict[str, float] = {}
         self._reports = StepReports(settings.report) if settings.report else None
@@ -341,8 +348,12 @@ class RowScheduler:
         if batch is None or group is None or (group.record is not None and _differ(record, group.record)):
             record = {**record, "group_id": job.name, "family": job.group}
             alone = _OpenGroup(job.name, 1, record, answers=_futures(1))
-            self._submit([alone], job.iteration, batch)
-            return await alone.answers[0]
+            self._alone[job.request_id] = f"{job.name}/0"
+            try:
+                self._submit([alone], job.iteration, batch)
+                return await alone.answers[0]
+            finally:
+                self._alone.pop(job.request_id, None)
         if group.record is None:
             group.record = {**record, "group_id": group.name, "n": group.n}
             group.answers = _futures(group.n)
@@ -426,23 +437,22 @@ class RowScheduler:
 
     def abandon(self, job: RowJob) -> None:
         """Abort a turn that its worker does not want any more."""
-        broker, batch = self._broker, self._batches.get(job.batch)
-        if broker is None:
-            return
-        group = None if batch is None or job.turn else batch.groups.get(job.group)
-        broker.abort([], [f"{job.group}/{job.index}" if group is not None else f"{job.name}/0"])
+        if self._broker is not None:
+            self._broker.abort([], [self._alone.get(job.request_id, job.request_id)])
 
     def progress(self, wanted: Mapping[str, int]) -> dict[str, Any]:
         """Return what unfinished responses have, each from a place on, and the label of the weights.
 
-        ``wanted`` are places by ``GROUP/INDEX``; answers are pairs of tokens and log-probs by the same names.
+        ``wanted`` are places by the ``request_id`` of jobs; answers are pairs of tokens and log-probs by the
+        same names.
         """
         broker = self._require()
         rollout = broker.runtime.current
         found: dict[str, tuple[list[int], list[float]]] = {}
         for name, start in wanted.items():
-            if rollout is not None and name in rollout.unfinished:
-                tokens, logprobs = rollout.written(name, start)
+            request_id = self._alone.get(name, name)
+            if rollout is not None and request_id in rollout.unfinished:
+                tokens, logprobs = rollout.written(request_id, start)
                 if tokens:
                     found[name] = tokens.tolist(), logprobs.tolist()
         return {"written": found, "label": self._labels[0] if self._labels else ""}

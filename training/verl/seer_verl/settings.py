@@ -16,7 +16,10 @@ MODES = ("on", "off", "shadow")
 
 @dataclass(frozen=True)
 class KeptSettings:
-    """``engine_kwargs.seer`` where verl keeps its own engines: ``rollout.name`` is ``vllm`` or ``sglang``."""
+    """``engine_kwargs.seer`` where verl keeps its own engines: ``rollout.name`` is ``vllm`` or ``sglang``.
+
+    Relative paths begin in the folder of the process of verl's trainer.
+    """
 
     mode: str = "on"
     """``off`` is verl without Seer, untouched; ``shadow`` watches verl's own routing, and says what Seer
@@ -27,8 +30,8 @@ class KeptSettings:
     report: str | None = None
     """The folder in which a page of each step is written, on the machine of Seer's scheduler."""
     config: str | None = None
-    """A file of Seer's configuration, without engines; without it the plug-ins are ``divided_rollout`` and
-    ``length_posterior``.
+    """A file of Seer's configuration, without engines, on the machine of Seer's scheduler; without it the
+    plug-ins are ``divided_rollout`` and ``length_posterior``.
     """
     most_fallbacks: int = 1024
     """Responses of a run that may be written without the scheduler, where that fails."""
@@ -46,6 +49,7 @@ class KeptSettings:
     """How often a worker asks for the tokens so far, with which it would go on without Seer."""
 
     def __post_init__(self) -> None:
+        _make_absolute(self, "record", "report", "config")
         if isinstance(self.mode, bool):  # YAML reads a bare on or off so
             object.__setattr__(self, "mode", "on" if self.mode else "off")
         if self.mode not in MODES:
@@ -56,6 +60,13 @@ class KeptSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ValueError(f"engine_kwargs.seer.{name} is {value!r}; it must be a number, 0 or more")
+
+
+def _make_absolute(settings: Any, *names: str) -> None:
+    """Begin relative paths where they are read first: actors of Ray's have folders of their own."""
+    for name in names:
+        if path := getattr(settings, name):
+            object.__setattr__(settings, name, str(Path(path).absolute()))
 
 
 def _require_seconds(name: str, value: Any) -> None:
@@ -81,6 +92,7 @@ class VerlSettings:
     """How long new weights and sleep wait for unfinished responses before they fail."""
 
     def __post_init__(self) -> None:
+        _make_absolute(self, "token_file")
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"engine_kwargs.seer.url is {self.url!r}; write one like http://127.0.0.1:8000")

@@ -32,7 +32,7 @@ class ShadowClient(LLMServerClient):
         super().__init__(config, stock._load_balancer)
         rollout = config.actor_rollout_ref.rollout
         self.usual_agent: str = rollout.agent.default_agent_loop
-        self._folder = Path(kept_settings_of(rollout).record).absolute()
+        self._folder = Path(kept_settings_of(rollout).record)
         self._name = uuid4().hex
 
     def __getstate__(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from verl_standin import Here, StandInServer
 
 from conftest import SEER, START_S
 
+TOOLS = Path(__file__).with_name("doubling.py")
 CONFIG = """
 [engine.remote]
 require = "exact"
@@ -81,13 +83,14 @@ def start(monkeypatch, configure, tmp_path):
     path = tmp_path / "seer.toml"
     path.write_text(CONFIG, "utf-8")
 
-    def make(*settings, token_s=0.0):
+    def make(*settings, token_s=0.0, rollout=()):
         config = configure(
             None,
             f"{ROLLOUT}.name=vllm",
             f"{ROLLOUT}.engine_kwargs.seer.config={path}",
             f"{ROLLOUT}.engine_kwargs.seer.look_s=0.05",
             *(f"{ROLLOUT}.engine_kwargs.seer.{each}" for each in settings),
+            *(f"{ROLLOUT}.{each}" for each in rollout),
             workers=2,
         )
         servers = [StandInServer(str(number), token_s, make=TokenOutput) for number in range(2)]
@@ -183,6 +186,24 @@ def test_more_responses_without_seer_than_are_allowed_end_the_step(start):
         manager.generate_sequences(batch(groups=4, step=1))
     assert manager.llm_client._figures()["seer/fallbacks"] == 5  # of both workers together
     assert sum("seed" not in each["sampling"] for server in servers for each in server.requests) <= 5
+
+
+def test_a_response_whose_later_turns_are_written_without_seer_is_marked_and_counts_once(start):
+    loop = ("agent.default_agent_loop=tool_agent", "multi_turn.format=even", "response_length=40")
+    manager, _, scheduler = start(rollout=(*loop, f"multi_turn.function_tool_path={TOOLS}"))
+    generate = scheduler.generate
+
+    async def later_turns_without(job):
+        found = await generate(job)
+        return {**found, "extra_fields": {**found["extra_fields"], "seer_fallback": job.turn > 0}}
+
+    scheduler.generate = later_turns_without
+    output = manager.generate_sequences(batch(groups=4, step=4))
+    turns = output.non_tensor_batch["__num_turns__"]
+    assert min(turns) == 2 < 4 < max(turns)
+    marks = output.non_tensor_batch["seer_fallback"].tolist()
+    assert marks == [each > 2 for each in turns]
+    assert manager.llm_client._figures()["seer/fallbacks"] == sum(marks)
 
 
 def test_so_do_more_than_are_allowed_that_seer_s_scheduler_has_had_written_in_several_lives(start):
