@@ -47,6 +47,7 @@ __all__ = [
     "ReadTokenizer",
     "Ready",
     "ResetCache",
+    "RuntimeGoneError",
     "Shutdown",
     "Sleep",
     "Start",
@@ -343,6 +344,13 @@ class Channel:
         self._outbox.clear()
 
 
+class RuntimeGoneError(EOFError):
+    """The connection of a worker to its runtime has ended.
+
+    Remedy: none is needed; the worker ends, as an engine's own ``EOFError`` must not.
+    """
+
+
 class Link:
     """The worker's end, blocking."""
 
@@ -354,34 +362,34 @@ class Link:
         """Send messages, in order.
 
         Raises:
-            EOFError: the runtime is gone.
+            RuntimeGoneError: the connection to it has ended.
         """
         if messages:
             data = b"".join(map(encode, messages))
             try:
                 self._socket.sendall(data)
             except OSError as error:
-                raise EOFError(f"the connection to the runtime broke: {error}") from error
+                raise RuntimeGoneError(f"the connection to the runtime broke: {error}") from error
 
     def send_last(self, reason: str) -> None:
         """Send why the worker ends, if the runtime is still there."""
-        with suppress(EOFError):
+        with suppress(RuntimeGoneError):
             self.send(Fatal(reason))
 
     def receive(self, *, wait: bool) -> list[ToWorker]:
         """Return every message that has arrived; with ``wait``, at least some bytes' worth.
 
         Raises:
-            EOFError: the runtime is gone.
+            RuntimeGoneError: the connection to it has ended.
         """
         messages: list[ToWorker] = []
         while wait or select.select([self._socket], [], [], 0)[0]:
             try:
                 data = self._socket.recv(1 << 20)
             except OSError as error:  # also a TimeoutError, of TCP to a host that is gone
-                raise EOFError(f"the connection to the runtime broke: {error}") from error
+                raise RuntimeGoneError(f"the connection to the runtime broke: {error}") from error
             if not data:
-                raise EOFError("the runtime closed the connection")
+                raise RuntimeGoneError("the runtime closed the connection")
             messages += self._frames.feed(data)
             wait = False
         return messages

@@ -395,6 +395,18 @@ def test_an_error_in_a_step_ends_the_instance_with_its_traceback(launch, local):
     play(story)
 
 
+def test_an_engine_that_meets_the_end_of_a_file_ends_with_its_traceback(launch):
+    async def story():
+        sink = Sink()
+        engine = await started(launch, sink)
+        engine.submit(job(group="cut off"))
+        await sink.until(lambda: bool(sink.losses))
+        assert "EOFError: Ran out of input" in sink.losses[0]
+        await engine.stop()
+
+    play(story)
+
+
 def test_an_instance_that_ended_well_leaves_nothing(launch, local):
     async def story():
         sink = Sink()

@@ -166,7 +166,7 @@ def test_blocks_for_which_there_is_no_memory_are_missing(requests, shelf, count,
     def refuse(*_):
         raise OSError(EMFILE, "Too many open files")
 
-    monkeypatch.setattr(pooling, "SharedBlocks", refuse)
+    monkeypatch.setattr("os.memfd_create", refuse)
     requests.shared = True
     requests.stage("a", 0, keys(count))
     settle(requests)

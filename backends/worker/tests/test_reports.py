@@ -6,7 +6,7 @@ from pathlib import Path
 import attrs
 import pytest
 from seer_worker.process.worker import REPORT_INTERVAL_S, Worker
-from seer_worker.wire import Finished, Start, Submit, Telemetry
+from seer_worker.wire import AbortChunk, Degraded, Finished, Start, Submit, Telemetry
 
 from seer_core.model import Sampling
 from seer_core.ports.engine import ChunkJob
@@ -62,6 +62,18 @@ def test_load_is_reported_while_busy_and_once_more_when_idle(rig):
 def test_a_worker_that_falls_idle_reports_that_before_the_next_report_is_due(rig):
     rig.submit(2, 3)
     assert [rig.step() for _ in range(3)] == [([2], 0), ([], 1), ([0], 1)]
+
+
+def test_a_worker_that_falls_idle_by_an_abort_reports_that_and_what_has_failed(rig):
+    rig.submit(9, 9)
+    assert rig.step() == ([2], 0)
+    rig.worker.adapter.reports.append(Degraded("drafting", "no idea"))
+    rig.sent.clear()
+    rig.worker.handle(AbortChunk("j0"))
+    assert not rig.sent
+    rig.worker.handle(AbortChunk("j1"))
+    assert [type(each) for each in rig.sent] == [Degraded, Telemetry]
+    assert rig.sent[1].running == 0
 
 
 def test_the_next_report_of_a_busy_worker_comes_no_sooner_than_the_interval_after_an_idle_one(rig):

@@ -63,6 +63,8 @@ class Toy:
         for job, written in list(self.running.values()):
             if job.group_id == "fatal":
                 raise RuntimeError("the toy is broken")
+            if job.group_id == "cut off":
+                raise EOFError("Ran out of input")
             if job.group_id == "mute":
                 time.sleep(60)
             if job.group_id == "held":

@@ -15,12 +15,15 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import attrs
 import numpy as np
+import structlog
 
 from seer_core.ports.kv import Bytes, KVStore
 from seer_worker.process.shared_blocks import SharedBlocks
 from seer_worker.process.stores import FailsafeStore
 
 __all__ = ["AWAITED_BYTES", "PAUSE_S", "FetchedBlocks", "PooledRequests"]
+
+log = structlog.get_logger("seer")
 
 AWAITED_BYTES = 32 << 20
 """A step begins with a request's load by default if it is no larger: a millisecond's copy at 32 GB/s."""
@@ -69,6 +72,8 @@ class PooledRequests:
         self._block_bytes = block_bytes
         self._staged: dict[str, FetchedBlocks] = {}
         self._coming: dict[str, tuple[int, Future[FetchedBlocks]]] = {}
+        self._found: dict[str, tuple[int, int]] = {}
+        """Of requests that wait for memory: their first block, and how many the store had from there on."""
         self._fetches: Executor = ThreadPoolExecutor(1, "seer-kv-fetch")
         self._saves: Executor = ThreadPoolExecutor(1, "seer-kv-save")
         self._saving: Future[None] | None = None
@@ -94,7 +99,7 @@ class PooledRequests:
         staged = self._staged.pop(request_id, None)
         found = None if staged is None else staged.from_block(first)
         if found is None:
-            there = self.store.find(keys)
+            there = self._find(request_id, first, keys)
             if self.awaited_blocks is not None and there > self.awaited_blocks:
                 self._fetch_beside(request_id, first, keys[:there])
                 return None
@@ -104,6 +109,7 @@ class PooledRequests:
 
     def take(self, request_id: str) -> FetchedBlocks | None:
         """Return what is staged, to be loaded, and stage nothing any more."""
+        self._found.pop(request_id, None)
         if request_id in self._coming:
             self._coming.pop(request_id)[1].cancel()
         return self._staged.pop(request_id, None)
@@ -113,19 +119,28 @@ class PooledRequests:
         self._fetches.shutdown(cancel_futures=True)
         self._saves.shutdown(cancel_futures=True)
 
+    def _find(self, request_id: str, first: int, keys: Sequence[bytes]) -> int:
+        """Return how many the store has, which is asked but once for a request that waits for memory."""
+        asked, there = self._found.pop(request_id, (-1, 0))
+        return there if asked == first else self.store.find(keys)
+
     def _fetch_beside(self, request_id: str, first: int, keys: Sequence[bytes]) -> None:
         """Begin to copy, unless too much waits to be let in already."""
         held = [each.count for each in self._staged.values()] + [each for each, _ in self._coming.values()]
         if held and (sum(held) + len(keys)) * self._block_bytes > FETCHED_BYTES:
+            self._found[request_id] = first, len(keys)
             return
         self._coming[request_id] = len(keys), self._fetches.submit(self._fetch, first, keys)
 
     def _fetch(self, first: int, keys: Sequence[bytes]) -> FetchedBlocks:
-        if self.shared and keys:
-            shared = SharedBlocks(len(keys), self._block_bytes)
-            return FetchedBlocks(first, shared, self.store.get(keys, shared.blocks))
-        blocks = np.empty((len(keys), self._block_bytes), np.uint8)
-        return FetchedBlocks(first, blocks, self.store.get(keys, blocks))
+        shape = len(keys), self._block_bytes
+        try:
+            memory = SharedBlocks(*shape) if self.shared and keys else np.empty(shape, np.uint8)
+        except (OSError, MemoryError) as error:
+            log.warning("kv_not_fetched", blocks=len(keys), error=str(error))
+            return self._fetch(first, [])
+        rows = memory.blocks if isinstance(memory, SharedBlocks) else memory
+        return FetchedBlocks(first, memory, self.store.get(keys, rows))
 
     def save(self, keys: Sequence[bytes], read: Callable[[list[int]], Bytes]) -> None:
         """Put the blocks that the store lacks; ``read`` returns those of these positions in ``keys``."""

@@ -28,6 +28,7 @@ from seer_worker.wire import (
     Link,
     ReadTokenizer,
     Ready,
+    RuntimeGoneError,
     Start,
     TokenizerRead,
 )
@@ -76,7 +77,7 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
                     link.send(Degraded("continuation", reason))
         link.send(*worker.notes(), Ready(_placed(info, start.store), worker.measured))
         worker.serve(link)
-    except EOFError:
+    except RuntimeGoneError:
         return 0
     except (ConfigError, EngineError, WireError) as error:
         link.send_last(str(error))

@@ -132,7 +132,7 @@ class Worker:
         """Take messages and step until the runtime sends ``Shutdown``.
 
         Raises:
-            EOFError: the runtime is gone.
+            RuntimeGoneError: the connection to it has ended.
             WireError: it sent something that is no message, or none for a worker.
         """
         while True:
@@ -153,6 +153,8 @@ class Worker:
                     self._forget(job_id)
                     self.adapter.abort([job_id])
                     self._note_idle()
+                    if not self._jobs:  # no step follows, which would report it
+                        self._report(self._clock())
             case EndChunkEarly(job_id):
                 if job_id in self._jobs and (end_chunk := implemented(self.adapter, "end_chunk")):
                     end_chunk(job_id)
@@ -206,6 +208,10 @@ class Worker:
         self._stepping_s += now_s - begun_s
         for result in results:
             self._streams.close(result.job_id if isinstance(result, Failed) else result.output.job_id)
+        self._report(now_s, results)
+
+    def _report(self, now_s: float, results: Sequence[Finished | Failed] = ()) -> None:
+        """Send results, and what else is due."""
         report = not self._jobs or now_s >= self._next_report_s
         telemetry = []
         if report:
