@@ -48,8 +48,10 @@ class ProcessGroup(ABC):
         """Let go of the process and its id, after the last signal."""
 
     def kill(self) -> None:
-        """Send SIGKILL to the group, from any thread; ``end`` must follow."""
-        self._signal(signal.SIGKILL)
+        """Send SIGKILL to the group, from any thread; ``end`` must follow, and after it nothing is sent."""
+        with self._ending:
+            if self._alive >= 0:
+                self._signal(signal.SIGKILL)
 
     def end(self, grace_s: float = 0.0) -> str:
         """Wait ``grace_s``, terminate, wait, kill, and kill what is left of the group; return ``reason()``.

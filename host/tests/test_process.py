@@ -63,6 +63,13 @@ def test_a_child_that_runs_on_is_terminated_and_one_that_ignores_that_is_killed(
     assert second.end() == "killed by SIGKILL"
 
 
+def test_a_child_that_has_ended_is_killed_no_more(start, monkeypatch):
+    child = start("")
+    child.end(PATIENCE_S)
+    monkeypatch.setattr(os, "killpg", lambda *signalled: pytest.fail(f"{signalled} may be another's"))
+    child.kill()
+
+
 def test_threads_may_end_a_child_at_once(start):
     child = start(SLEEP)
     with ThreadPoolExecutor(8) as threads:

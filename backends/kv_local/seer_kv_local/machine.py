@@ -6,25 +6,13 @@ import os
 import shutil
 from pathlib import Path
 
+from seer_host.machine_memory import available_bytes
+
 from seer_core.plugins.hookspecs import Check
 
-__all__ = ["PART", "available_bytes", "disk_checks", "memory_checks"]
+__all__ = ["PART", "disk_checks", "memory_checks"]
 
 PART = "kv_pool"
-MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
-
-
-def available_bytes() -> int:
-    """Return how much memory can still be taken: the machine's, or less where a cgroup allows less."""
-    lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
-    available = int(lines["MemAvailable"].split()[0]) << 10
-    try:
-        limit = int((CGROUP / "memory.max").read_text())
-        used = int((CGROUP / "memory.current").read_text())
-    except (OSError, ValueError):  # no cgroup v2 here, or no limit ("max")
-        return available
-    return min(available, limit - used)
 
 
 def memory_checks(capacity_bytes: int) -> list[Check]:

@@ -11,10 +11,10 @@ from typing import Any
 
 import attrs
 import structlog
+from seer_host.machine_memory import available_bytes
 
 from seer_core.errors import EngineError, PluginError
 from seer_core.ports.kv import StoreContext
-from seer_kv_local.machine import available_bytes
 from seer_kv_local.slot_table import FileBlocks, SlotTable, Word
 from seer_kv_local.store import LocalStore
 from seer_kv_local.tiers import Tier, make_tier, path_of, reserve

@@ -9,9 +9,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from seer_host.machine_memory import available_bytes
+
 from seer_core.errors import PluginError
 from seer_core.ports.kv import PoolStats, StoreSpec
-from seer_kv_local.machine import available_bytes
 from seer_kv_local.slot_table import NONCE_BYTES, Word
 from seer_kv_local.tiers import Tier, make_tier, path_of, reserve, share_of
 

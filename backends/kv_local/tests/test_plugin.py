@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import seer_kv_local
-from seer_kv_local import NodePools, machine
+from seer_kv_local import NodePools
 
 from seer_core.plugins.hookspecs import Startup
 
@@ -61,16 +61,6 @@ def test_on_a_cluster_there_is_a_pool_on_each_node_and_the_doctor_leaves_memory_
     [check] = seer_kv_local.seer_doctor(settings, startup)
     assert check.ok
     assert "each instance checks its node" in check.finding
-
-
-def test_a_cgroup_may_allow_less_than_the_machine_has(monkeypatch, tmp_path):
-    free = machine.available_bytes()
-    monkeypatch.setattr(machine, "CGROUP", tmp_path)
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("1000\n")
-    assert machine.available_bytes() > 1 << 20
-    (tmp_path / "memory.max").write_text("5000\n")
-    assert machine.available_bytes() == 4000 < free
 
 
 def test_a_limit_of_file_sizes_is_an_error_with_a_remedy():

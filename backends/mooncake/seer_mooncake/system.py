@@ -8,8 +8,8 @@ import os
 import shutil
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
 from seer_host.installation import how_to_install, in_checkout
+from seer_host.machine_memory import available_bytes
 
 from seer_core.plugins.hookspecs import Check
 from seer_mooncake.settings import Settings
@@ -61,7 +61,7 @@ def checks(settings: Settings, directory: Path | None) -> list[Check]:
 
 def memory_check(wanted: int) -> Check:
     """Compare memory that is to be lent with what this machine has."""
-    available = psutil.virtual_memory().available
+    available = available_bytes()
     return Check(
         PART,
         wanted <= available,

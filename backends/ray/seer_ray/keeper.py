@@ -17,11 +17,11 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from msgspec import Struct
+from seer_host.machine_memory import available_bytes
 from seer_host.scratch import Scratch
 from seer_host.shared_weights import SEALS, digest_of, new_buffer
 from seer_host.weight_copies import NONCE, digest_of_files, weight_files
 from seer_worker.handshake import ID_BYTES
-from seer_worker.machine import available_bytes
 from seer_worker.process.remote import connect
 
 from seer_core.errors import EngineError
@@ -97,13 +97,18 @@ def hosts(cargo: Cargo) -> bool:
             if cargo.nonce:
                 return Path(cargo.place, NONCE).read_text() == cargo.nonce
             return digest_of_files(weight_files(Path(cargo.place))) == cargo.digest
-        with open(cargo.place, "rb") as file:
+        with open(cargo.place, "rb", opener=_open_at_once) as file:
             digest = cargo.digest.encode()
             end = os.fstat(file.fileno()).st_size - len(digest)
             sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS) & SEALS == SEALS
             return sealed and os.pread(file.fileno(), len(digest), end) == digest
     except (OSError, UnicodeDecodeError):
         return False
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file, which may be a pipe that no process writes to."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _receive(cargo: Cargo, address: tuple[str, int], secret: bytes) -> tuple[str, ExitStack]:

@@ -107,6 +107,8 @@ def test_a_machine_has_the_same_weights_only_if_their_mark_or_digest_is_there(ca
         assert hosts(one)
         assert not hosts(msgspec.structs.replace(one, place=other.place))
         assert not hosts(msgspec.structs.replace(one, place=str(checkpoint / "0.safetensors")))
+        os.mkfifo(tmp_path / "pipe")  # which another process has at that place
+        assert not hosts(msgspec.structs.replace(one, place=str(tmp_path / "pipe")))
 
 
 def test_files_are_sent_through_tls_where_the_connection_has_it(cargo, tmp_path):

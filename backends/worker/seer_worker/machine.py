@@ -7,9 +7,7 @@ from pathlib import Path
 
 from seer_core.plugins.hookspecs import Check
 
-__all__ = ["available_bytes", "machine", "memory_bytes"]
-
-CGROUP = Path("/sys/fs/cgroup")
+__all__ = ["machine", "memory_bytes"]
 
 
 def memory_bytes() -> int:
@@ -61,14 +59,3 @@ def machine(
             )
         )
     return checks
-
-
-def available_bytes() -> int:
-    """Return how much memory can still be taken: the machine's, or less where a cgroup allows less."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(lines["MemAvailable"].split()[0]) << 10
-    try:
-        limit, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-    except (OSError, ValueError):  # no cgroup v2 here, or no limit ("max")
-        return available
-    return min(available, limit - used)

@@ -181,3 +181,9 @@ def test_without_memory_the_error_says_what_to_do(shared, monkeypatch):
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OutputError, match="Cannot allocate memory; free some, or use a directory"):
         offer(shared, TENSORS)
+
+
+def test_a_pipe_in_the_place_of_the_weights_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(EngineError, match="the weights in shared memory cannot be read"):
+        SharedMemory({"area": str(tmp_path / "pipe"), "table": [], "digest": "d"})

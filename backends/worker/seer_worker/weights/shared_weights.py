@@ -29,7 +29,8 @@ class SharedMemory:
         """
         self._table = settings["table"]
         try:
-            descriptor = os.open(settings["area"], os.O_RDONLY)
+            # Where it is another process's file, that may be a pipe, for whose writer an open would wait.
+            descriptor = os.open(settings["area"], os.O_RDONLY | os.O_NONBLOCK)
             try:
                 sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS == SEALS
                 self._memory = mmap(descriptor, 0, access=ACCESS_COPY)
