@@ -7,7 +7,7 @@ from typing import Any
 
 from seer_core.errors import EngineError
 from seer_core.ports.kv import StoreContext
-from seer_kv_local.slot_table import Bytes, FileBlocks, SlotTable, Word, checksum
+from seer_kv_local.slot_table import Bytes, FileBlocks, SlotTable, Word
 from seer_kv_local.spiller import Spiller
 from seer_kv_local.writer import SlotWriter
 
@@ -94,10 +94,7 @@ class LocalStore:
 
     def put(self, keys: Sequence[bytes], blocks: Bytes) -> None:
         """Keep copies in this instance's own table; on its disk what the memory is too small for."""
-        written = self._own.put(keys, blocks)
-        if self._spiller is not None and written < len(keys):
-            left = keys[written:], blocks[written:]
-            self._spill(self._own.epoch, *left, [checksum(*each) for each in zip(*left, strict=True)])
+        self._own.put(keys, blocks)
         self._count_errors()
 
     def get(self, keys: Sequence[bytes], blocks: Bytes) -> int:

@@ -83,7 +83,8 @@ class SlotWriter(SlotTable):
     ) -> int:
         """Write blocks, return how many; of more than fit the first, without which the others are of no use.
 
-        ``sums`` are their checksums, or empty.  Blocks of another ``epoch`` are not wanted.
+        The others are offered to ``spill``.  ``sums`` are their checksums, or empty.  Blocks of another
+        ``epoch`` are not wanted.
         """
         self.refresh()
         if epoch not in (None, self._seen_epoch):
@@ -103,7 +104,12 @@ class SlotWriter(SlotTable):
                 self._order[key] = slot
                 written += 1
         self.header.add(Word.PUT_BYTES, written * self.block_bytes)
-        self.header.add(Word.EVICTED, room - written)
+        spilled = 0
+        if self._spill is not None and room < len(keys):
+            left = keys[room:], list(blocks[room:])
+            totals = sums[room:] or [checksum(*each) for each in zip(*left, strict=True)]
+            spilled = self._spill(self.epoch, *left, totals)
+        self.header.add(Word.EVICTED, len(keys) - written - spilled)
         self._count()
         return written
 

@@ -76,6 +76,7 @@ def test_of_more_blocks_than_fit_the_first_stay(make_pool, open_store, blocks, g
     keys, data = blocks(9)
     a.put(keys, data)
     assert np.array_equal(got(b, keys), data[:4])
+    assert pool.stats().evicted_blocks == 5
 
 
 def test_a_block_replaced_after_it_was_found_is_a_miss(make_pool, open_store, blocks, monkeypatch, got):

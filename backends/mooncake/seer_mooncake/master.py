@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import structlog
+from seer_host.json_files import describe_flaw
 from seer_host.process import ChildProcess
 
 from seer_core.ports.kv import LOOPBACK
@@ -60,6 +61,9 @@ class Master:
 
         One of ours listens at ``host``; it is to expect instances with a ``disk``, by default if there is a
         directory.
+
+        Raises:
+            OSError: ``host`` is no address of this machine, or it can start no process.
         """
         until = time.monotonic() + timeout_s
         if directory is not None:
@@ -115,18 +119,23 @@ class Master:
 
     def _restart(self, command: list[str]) -> None:
         """Start the master again when it dies, ``RESTARTS`` times, until ``stop``."""
+        process = self._process
         for left in reversed(range(RESTARTS + 1)):
-            assert self._process is not None
-            self._process.wait_unreaped()
-            how = self._process.end()
+            if process is not None:
+                process.wait_unreaped()
+                how = process.end()
             if self._stopped.is_set():
                 return
             log.warning("kv_pool_master_ended", reason=how, restarts_left=left)
             if left and not self._stopped.wait(RESTART_PAUSE_S):
-                self._process = _run(command)
-                log.info("kv_pool_master_restarted", pid=self._process.pid)
+                try:
+                    self._process = process = _run(command)
+                except OSError as error:
+                    process, how = None, f"cannot be started: {describe_flaw(error)}"
+                    continue
+                log.info("kv_pool_master_restarted", pid=process.pid)
                 if self._stopped.is_set():  # ``stop`` has killed the one before
-                    self._process.kill()
+                    process.kill()
         if not self._stopped.is_set():
             log.error("kv_pool_master_not_kept", consequence="without a master everything is a miss")
 
@@ -158,8 +167,12 @@ def _reserve_port(host: str) -> socket.socket:
     Both set SO_REUSEADDR and only the server listens.  So the port stays the master's while it starts again.
     """
     one = socket.socket()
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    one.bind((host, 0))
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind((host, 0))
+    except OSError:
+        one.close()
+        raise
     return one
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
+from seer_host.json_files import describe_flaw
 from seer_host.launcher import Launcher
 
 from seer_core.errors import PluginError
@@ -176,13 +177,20 @@ class MooncakePool:
             if not check.ok:
                 return check.finding, check.remedy
         self._master = Master(settings.master)
-        if self._master.start(
-            master_binary(),
-            self._run_directory,
-            settings.start_timeout_s,
-            host=host,
-            disk=settings.disk_bytes > 0,
-        ):
+        try:
+            there = self._master.start(
+                master_binary(),
+                self._run_directory,
+                settings.start_timeout_s,
+                host=host,
+                disk=settings.disk_bytes > 0,
+            )
+        except OSError as error:
+            return (
+                f"Mooncake's master cannot listen at {host}: {describe_flaw(error)}",
+                "correct the address of this machine in the launcher's table",
+            )
+        if there:
             self._stopped = threading.Event()
             threading.Thread(target=self._watch, args=(self._stopped,), daemon=True).start()
             return None

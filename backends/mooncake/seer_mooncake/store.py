@@ -136,10 +136,11 @@ class MooncakeStore:
             some = range(begin, min(begin + len(self._rows), len(keys)))
             for row, i in zip(self._rows, some, strict=False):
                 pack(self._secret, keys[i], blocks[i], row)
-            kept = self._put_rows(names[some.start : some.stop])
+            kept, full = self._put_rows(names[some.start : some.stop])
             self._counts.add(put_bytes=kept * self._block_bytes)
-            if kept < len(some):
+            if full:
                 self._counts.add(refused_blocks=len(keys) - begin - kept)
+            if kept < len(some):
                 return
 
     def get(self, keys: Sequence[bytes], blocks: Bytes) -> int:
@@ -196,8 +197,11 @@ class MooncakeStore:
     def _prefix(self) -> str:
         return f"seer-{self._settings['run']}-{self._epoch}-"
 
-    def _put_rows(self, names: Sequence[str]) -> int:
-        """Put the first rows of the buffer under these names; return how many, from the first on, are in."""
+    def _put_rows(self, names: Sequence[str]) -> tuple[int, bool]:
+        """Put the first rows of the buffer under these names.
+
+        Return how many, from the first on, are in, and whether there is no room for the next.
+        """
         done = 0
         pauses = PAUSES_S if time.monotonic() >= self._impatient_until else ()
         for pause_s in (*pauses, 0.0):
@@ -208,11 +212,11 @@ class MooncakeStore:
             bad = next((code for code in codes if code != 0), None)
             done += codes.index(bad) if bad is not None else len(codes)
             if bad != FULL:
-                return done
+                return done, False
             self._remove_dropped()
             time.sleep(pause_s)
         self._impatient_until = time.monotonic() + IMPATIENT_S
-        return done
+        return done, True
 
     def _on_away(self, why: str) -> None:
         self._counts.add(away=1)

@@ -72,6 +72,16 @@ def test_it_is_started_again_when_it_dies_and_given_up_in_the_end(master, monkey
     }
 
 
+def test_one_that_can_be_run_no_more_is_given_up_in_the_end(master, binary):
+    with structlog.testing.capture_logs() as logs:
+        binary.unlink()
+        master._process.kill()
+        eventually(lambda: [each["event"] for each in logs[-1:]] == ["kv_pool_master_not_kept"])
+    reasons = [each["reason"] for each in logs if each["event"] == "kv_pool_master_ended"]
+    assert reasons[0] == "killed by SIGKILL"
+    assert reasons[1:] == ["cannot be started: No such file or directory"] * master_module.RESTARTS
+
+
 def test_one_that_cannot_be_run_does_not_answer(tmp_path):
     assert not Master().start(tmp_path / "missing", None, 60.0)
 

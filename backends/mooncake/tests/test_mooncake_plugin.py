@@ -6,14 +6,17 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import seer_mooncake
+from seer_host import machine_memory
 from seer_mooncake import MooncakePool, Settings, store, system
+from seer_mooncake import pool as pool_module
 from seer_mooncake.store import MooncakeStore
 from seer_worker.client.local import LocalLauncher
 
 from seer_core.errors import ConfigError, EngineError, PluginError
-from seer_core.plugins.hookspecs import Startup
+from seer_core.plugins.hookspecs import Check, Startup
 from seer_core.ports.kv import StoreContext
 
 pytestmark = pytest.mark.no_mooncake
@@ -80,6 +83,33 @@ def test_the_doctor_compares_memory_and_disk_with_what_there_is(tmp_path):
     assert disk.finding == f"{tmp_path / 'nowhere'} is no directory, or cannot be written"
 
 
+def test_a_pool_must_fit_into_what_a_cgroup_allows(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine_memory, "CGROUP", tmp_path)
+    for name, text in (("max", "33554432"), ("current", "0"), ("stat", "inactive_file 0\nactive_file 0")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    found = [
+        seer_mooncake.seer_doctor(Settings(size), Startup(0, tmp_path))[1].ok for size in (32 << 20, 33 << 20)
+    ]
+    assert found == [True, False]
+
+
+class Elsewhere(LocalLauncher):
+    """Names an address that is kept for documents."""
+
+    async def address(self):
+        return "192.0.2.1"
+
+
+def test_an_address_at_which_no_master_can_listen_is_named(monkeypatch):
+    monkeypatch.setattr(pool_module, "installation", lambda: Check("kv_pool", True, "", ""))
+    fact = r"cannot listen at 192\.0\.2\.1: Cannot assign requested address; correct .* launcher's table; or"
+    with pytest.raises(PluginError, match=fact):
+        asyncio.run(MooncakePool(Settings(), None, Elsewhere()).start(["a"]))
+    pool = MooncakePool(Settings(on_failure="go_on"), None, Elsewhere())
+    asyncio.run(pool.start(["a"]))
+    assert "192.0.2.1" in pool.store("a").settings["reason"]
+
+
 CLUSTER = Startup(0, Path("."), workers_here=False)
 
 
@@ -130,3 +160,29 @@ def test_a_store_is_given_the_transport_that_the_settings_name(tmp_path):
     found = pool.store("b").settings
     assert [found[name] for name in ("host", "protocol", "device")] == ["10.0.0.7", "rdma", "mlx5_0"]
     assert (found["segment_bytes"], found["buffer_bytes"]) == (settings.capacity_bytes // 2, 1 << 21)
+
+
+class FarClient:
+    """A client whose puts end with one code, or get no answer without one."""
+
+    def __init__(self, *arguments):
+        pass
+
+    def batch(self, method, keys, *arguments):
+        return [] if self.code is None else [self.code] * len(keys)
+
+    def later(self, work):
+        pass
+
+
+@pytest.mark.parametrize(("code", "refused"), [(None, 0), (-1, 0), (store.FULL, 3)])
+def test_blocks_count_as_refused_only_for_want_of_room(code, refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_import", lambda node: None)
+    monkeypatch.setattr(store, "MooncakeClient", FarClient)
+    monkeypatch.setattr(store, "PAUSES_S", ())
+    monkeypatch.setattr(FarClient, "code", code, raising=False)
+    pool = MooncakePool(Settings(), tmp_path)
+    pool._on, pool._secret = True, "00" * 32
+    one = MooncakeStore(pool.store("a").settings, StoreContext("a", 4096, 32))
+    one.put([bytes([number]) * 32 for number in range(3)], np.zeros((3, 4096), np.uint8))
+    assert one.take_message() == ({"refused_blocks": refused} if refused else {})
