@@ -206,7 +206,11 @@ class RayLauncher:
                 ) from error
         self._users += 1
         self._begin_watch()
-        await self._port.open()
+        try:
+            await self._port.open()
+        except BaseException:
+            self._leave()
+            raise
         return self._port
 
     def _leave(self) -> None:

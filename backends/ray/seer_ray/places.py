@@ -326,7 +326,7 @@ def _too_small(totals: Sequence[Mapping[str, float]], wanted: Mapping[str, float
 def _has_labels(node: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     """Return whether a node has these labels; selectors with operators are left to Ray."""
     own = node.get("Labels", {})
-    return all(own.get(name) == value for name, value in labels.items() if value[:1] not in ("!", "i"))
+    return all(own.get(name) == value for name, value in labels.items() if not value.startswith(("!", "in(")))
 
 
 def _names(settings: Settings) -> str:

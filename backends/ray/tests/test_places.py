@@ -1,0 +1,24 @@
+"""Which nodes may have an instance, without a cluster."""
+
+import pytest
+
+pytest.importorskip("ray")
+
+from seer_ray import cluster, places
+from seer_ray.settings import Settings
+
+
+@pytest.mark.parametrize("label", ["infer", "in", "i"])
+def test_a_label_that_begins_like_an_operator_is_compared(label, monkeypatch):
+    node = {"NodeID": "n", "Resources": {"CPU": 4.0}, "Labels": {"for": "training"}}
+    monkeypatch.setattr(cluster, "living_nodes", lambda: [node])
+    assert places.lacking(Settings(labels={"for": "training"})) is None
+    lack = places.lacking(Settings(labels={"for": label}))
+    assert lack == f"none of the 1 nodes has the labels for={label}"
+
+
+@pytest.mark.parametrize("selector", ["in(infer,train)", "!in(infer)", "!infer"])
+def test_operators_of_label_selectors_are_left_to_ray(selector, monkeypatch):
+    node = {"NodeID": "n", "Resources": {"CPU": 4.0}, "Labels": {"for": "training"}}
+    monkeypatch.setattr(cluster, "living_nodes", lambda: [node])
+    assert places.lacking(Settings(labels={"for": selector})) is None
