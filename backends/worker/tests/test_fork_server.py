@@ -16,9 +16,11 @@ from pathlib import Path
 import attrs
 import pytest
 import structlog
+from seer_host.frames import Frames, encode
 from seer_worker.client import fork_server
 from seer_worker.client.local import LocalLauncher
 from seer_worker.client.process_client import Launch, ProcessClient
+from seer_worker.fork_wire import Exited, Fork, Forked, FromServer
 
 from seer_core.errors import EngineError
 from tests.support.eventually import aeventually, eventually
@@ -400,3 +402,17 @@ def test_a_start_that_is_given_up_leaves_no_worker(launch):
             assert children() == []
 
     play(story)
+
+
+def test_an_exit_status_that_comes_with_the_answer_counts():
+    with subprocess.Popen(["true"]) as ended:
+        ours, theirs = socket.socketpair()
+        _, alive = os.pipe()
+        theirs.sendall(encode(Forked(ended.pid)) + encode(Exited(3)))
+        frames = Frames(FromServer)
+        request = Fork("toy-0", {}, 0o22, {}, [0])
+        assert asyncio.run(fork_server._ask(ours, request, frames)) == Forked(ended.pid)
+        process = fork_server.ForkedProcess(ended.pid, alive, ours, frames)
+        assert process.wait() == 3
+        theirs.close()
+        assert process.end() == "exited with status 3"

@@ -97,11 +97,14 @@ class ForkedProcess(ProcessGroup):
 
     def _read_status(self) -> int:
         self._handle.settimeout(STATUS_S)
+        data = b""  # it may have come with the answer to the request
         with suppress(OSError, WireError):
-            while data := self._handle.recv(1 << 10):
+            while True:
                 for message in self._frames.feed(data):
                     if isinstance(message, Exited):
                         return message.status
+                if not (data := self._handle.recv(1 << 10)):
+                    break
         return UNKNOWN_STATUS
 
     def _release(self) -> None:

@@ -109,7 +109,9 @@ class TokenizerReader:
                     if isinstance(message, TokenizerRead):
                         worker.discard_log()
                         return message.reading
-        except (EOFError, WireError, TimeoutError) as error:
+        except EOFError as error:
+            raise self._flaw(f"{await worker.end(GRACE_S)}\n{worker.last_words()}") from error
+        except (WireError, TimeoutError) as error:
             flaw = str(error) or f"not after start_timeout_s = {limit_s:g}"
             raise self._flaw(f"{flaw}\n{worker.last_words()}") from error
         finally:
