@@ -143,10 +143,14 @@ class SeerEngines(InferenceEngineInterface):
             )
         return found
 
-    async def load(self, directory: Path) -> None:
-        """Wake the engines if they sleep, and have them load the weights in a directory."""
+    async def load(self, directory: Path, step: int) -> None:
+        """Wake the engines if they sleep, and have them load the weights in a directory, those after a step.
+
+        A run that is resumed after the step gives them the same version, by which a journal recognises them.
+        """
         await self.wake_up()
-        await asyncio.to_thread(self.session.update_weights, directory)
+        version = max(step, self.session.weight_version) + 1
+        await asyncio.to_thread(self.session.update_weights, directory, version)
 
     async def wake_up(self, *args: Any, **kwargs: Any) -> None:
         """Wake the engines, which take back all of their memory at once."""

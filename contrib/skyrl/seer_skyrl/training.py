@@ -61,7 +61,7 @@ class SeerTrainer(RayPPOTrainer):
         directory = Path(self.cfg.trainer.export_path) / "seer_weights"
         self.dispatch.save_hf_model("policy", str(directory), self.tokenizer)
         self.dispatch._finish_weight_sync()
-        await self.inference_engine_client.load(directory)
+        await self.inference_engine_client.load(directory, self.global_step)
 
 
 class SeerExp(BasePPOExp):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from seer_host.config_files import RolloutTable
+from seer_journal import DiskJournal
 from seer_session import Sampling, Session
 from seer_session.prompts import make_groups
 from seer_skyrl import SeerEngines, SeerExp, SeerTrainer
@@ -214,6 +215,7 @@ def trainer_of(cfg, engines, saved):
 
     trainer = SeerTrainer.__new__(SeerTrainer)  # SkyRL's own starts workers on GPUs
     trainer.cfg, trainer.tokenizer, trainer.inference_engine_client = cfg, engines.tokenizer, engines
+    trainer.global_step = 0
     trainer.dispatch = SimpleNamespace(save_hf_model=save, _finish_weight_sync=lambda: saved.append("freed"))
     trainer.init_weight_sync_state()
     return trainer
@@ -229,6 +231,28 @@ def test_the_trainers_weights_go_to_the_engines_and_wake_them(cfg, tokenizer, en
     assert {each.weight_version for each in engines.session.result.completions} == {1}
     asyncio.run(trainer.dispatch.save_weights_for_sampler())
     assert engines.session.weight_version == 2
+
+
+def test_a_run_that_died_in_a_rollout_goes_on_with_what_its_journal_has(
+    cfg, tokenizer, writing_config, tmp_path
+):
+    def live(*steps):
+        """Train from the first of these steps on, and roll out after the last."""
+        with (
+            DiskJournal.of_session(tmp_path / "journal") as journal,
+            Session(writing_config, journal=journal) as session,
+        ):
+            engines = SeerEngines(session, tokenizer)
+            trainer = trainer_of(cfg, engines, [])
+            for trainer.global_step in steps:
+                asyncio.run(trainer.dispatch.save_weights_for_sampler())
+            output = roll_out(cfg, tokenizer, engines, step=steps[-1] + 1)
+            return output["response_ids"], session.result.summary
+
+    first, _ = live(0, 1)
+    again, summary = live(1)
+    assert again == first
+    assert summary.resumed_tokens == summary.tokens > 0
 
 
 @pytest.mark.parametrize("colocated", [False, True])
