@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 import numpy as np
@@ -47,8 +47,9 @@ class Spiller:
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting)
 
-    def close(self) -> None:
-        """Write what waits, within a few seconds, and end the thread."""
+    def close(self, release: Callable[[], None]) -> None:
+        """Write what waits, within a few seconds, and end the thread, which calls ``release`` at last."""
+        self._release = release
         self._queue.put(None)
         self._thread.join(CLOSE_TIMEOUT_S)
 
@@ -59,3 +60,4 @@ class Spiller:
             with self._changed:
                 self._waiting -= len(keys)
                 self._changed.notify_all()
+        self._release()

@@ -118,13 +118,19 @@ class LocalStore:
 
     def close(self) -> None:
         """Close all memory and files; what was put stays for the others."""
-        if self._spiller is not None:
-            self._spiller.close()
+        files = self._files
+
+        def release() -> None:
+            for file in files:
+                file.close()
+
+        if self._spiller is None:
+            release()
+        else:  # a disk may be slow, and another file would have the descriptor by then
+            self._spiller.close(release)
         self._count_errors()
-        self._tables, self._disks = [], []
+        self._tables, self._disks, self._files = [], [], []
         del self._own, self._counts, self._spiller
-        while self._files:
-            self._files.pop().close()
 
     def _refresh(self) -> None:
         for table in (*self._tables, *self._disks):

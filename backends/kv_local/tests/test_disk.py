@@ -11,7 +11,7 @@ import threading
 import numpy as np
 import pytest
 import structlog
-from seer_kv_local import LocalPool
+from seer_kv_local import LocalPool, spiller
 from seer_kv_local.slot_table import FileBlocks, checksum
 
 from seer_core.errors import EngineError, PluginError
@@ -297,3 +297,25 @@ def test_the_file_goes_with_the_last_process_even_after_sigkill(tmp_path):
     owner.stdout.close()
     assert not os.path.lexists(path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_is_slower_than_the_end_is_closed_when_all_is_written(
+    make_pool, open_store, blocks, got, monkeypatch
+):
+    monkeypatch.setattr(spiller, "CLOSE_TIMEOUT_S", 0.0)
+    pool = make_pool(blocks=2, disk_blocks=4)
+    a = open_store(pool, "a").store
+    going, disk = threading.Event(), a._spiller._table._blocks
+    write = disk.write
+    monkeypatch.setattr(disk, "write", lambda slot, block: going.wait() and write(slot, block))
+    keys, data = blocks(4)
+    for i in range(0, 4, 2):
+        a.put(keys[i : i + 2], data[i : i + 2])
+    thread = a._spiller._thread
+    a.close()
+    going.set()
+    thread.join()
+    assert disk.errors == 0
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(disk._fd)
+    assert np.array_equal(got(open_store(pool, "b"), keys), data)

@@ -257,6 +257,7 @@ class MooncakeStore:
         if code != 0:
             raise ConnectionError(f"Mooncake's setup gives {code}")
         if store.register_buffer(self._rows.ctypes.data, self._rows.nbytes) != 0:
+            store.close()  # or it would hold its segment until garbage is collected
             raise ConnectionError("Mooncake does not register the buffer")
         self._here = self._mooncake.ReplicateConfig()
         self._here.preferred_segments = [store.get_hostname()]

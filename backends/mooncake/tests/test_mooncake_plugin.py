@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from importlib.metadata import distribution
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -186,3 +187,32 @@ def test_blocks_count_as_refused_only_for_want_of_room(code, refused, tmp_path, 
     one = MooncakeStore(pool.store("a").settings, StoreContext("a", 4096, 32))
     one.put([bytes([number]) * 32 for number in range(3)], np.zeros((3, 4096), np.uint8))
     assert one.take_message() == ({"refused_blocks": refused} if refused else {})
+
+
+class Unregistering:
+    """A client of Mooncake's that registers no buffer, as without the right to lock memory."""
+
+    made = closed = 0
+
+    def __init__(self):
+        Unregistering.made += 1
+
+    def setup(self, *arguments):
+        return 0
+
+    def register_buffer(self, address, size):
+        return -1
+
+    def close(self):
+        Unregistering.closed += 1
+
+
+def test_a_client_that_registers_no_buffer_is_ended(monkeypatch):
+    module = SimpleNamespace(MooncakeDistributedStore=Unregistering)
+    monkeypatch.setattr(store, "_import", lambda node: module)
+    monkeypatch.setattr(store, "answers", lambda *master: True)
+    pool, reasons = MooncakePool(Settings()), []
+    pool._on, pool._secret = True, "00" * 32
+    MooncakeStore(pool.store("a").settings, StoreContext("a", 4096, 32, report=reasons.append)).close()
+    assert "Mooncake does not register the buffer" in reasons[0]
+    assert Unregistering.made == Unregistering.closed == 1

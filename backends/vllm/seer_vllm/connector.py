@@ -209,7 +209,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
         """Close the store, and use none any more."""
         self.put_staged()
         store, self.requests.store, self._read = self.requests.store, FailsafeStore(None), None
-        store.ask(lambda each: each.close(), None)
+        store.close()
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int

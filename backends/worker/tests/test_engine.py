@@ -422,6 +422,28 @@ def test_an_instance_that_ended_well_leaves_nothing(launch, local):
     play(story)
 
 
+@pytest.mark.parametrize("launching", [True, False])
+def test_a_start_that_is_given_up_leaves_no_log(launch, local, launching, tmp_path, monkeypatch):
+    async def never(*arguments):
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+
+    async def story():
+        engine = ProcessClient("toy-0", attrs.evolve(launch, launcher=local))
+        start = asyncio.create_task(engine.start(Sink()))
+        await begun.wait()
+        assert list(launch.log_dir.iterdir())
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        assert not launch.log_dir.exists()
+
+    launch = attrs.evolve(launch, log_dir=tmp_path / "seer-toy-7", keep_logs=False)
+    monkeypatch.setattr(*((LocalLauncher, "_start") if launching else (ProcessClient, "_ready")), never)
+    begun = asyncio.Event()
+    play(story)
+
+
 def test_what_an_instance_complains_of_comes_with_the_place_of_its_log(launch, local):
     async def story():
         sink = Sink()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from seer_worker.client.process_client import Launch, ProcessClient
 from seer_worker.process.serving import work
-from seer_worker.wire import Channel, Link, Telemetry
+from seer_worker.wire import Called, Channel, Link, Telemetry
 
 from tests.support.patience import PATIENCE_S
 
@@ -119,3 +119,17 @@ def test_a_worker_whose_connection_breaks_ends_quietly(error):
         link.send_last("no more")
         with pytest.raises(EOFError, match="the connection to the runtime broke"):
             link.send(Telemetry(0, 0, 0.0))
+
+
+def test_a_worker_that_answers_what_it_was_not_asked_is_lost_with_the_reason():
+    async def scenario():
+        client, worker = ProcessClient("toy-0", LAUNCH), Worker()
+        losses = asyncio.get_running_loop().create_future()
+        client.worker = worker
+        client._sink = SimpleNamespace(lost=lambda name, reason: losses.set_result(reason))
+        worker.word.set_result([Called()])
+        client._listener = asyncio.create_task(client._listen(worker))
+        return await asyncio.wait_for(losses, PATIENCE_S)
+
+    reason = asyncio.run(scenario())
+    assert reason == "its worker sent no message of Seer's: an answer to no call"

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 from seer_worker.process.streams import PIECE_INTERVAL_S
 from seer_worker.process.worker import Worker
-from seer_worker.wire import AbortChunk, Finished, Start, Streamed, Submit
+from seer_worker.wire import AbortChunk, EndChunkEarly, Finished, Start, Streamed, Submit
 
 from seer_core.model import Sampling
 from seer_core.ports.engine import ChunkJob
@@ -108,6 +108,20 @@ def test_an_aborted_chunk_sends_nothing_more(worker):
     assert {each.piece.job_id for sending in sent for each in sending if isinstance(each, Streamed)} == {
         "other"
     }
+
+
+def test_a_chunk_that_is_to_end_and_is_begun_anew_ends_early_all_the_same(worker):
+    made, _ = worker("Endable")
+    made.handle(Submit(job("spoilt", group="spoilt")))
+    for _ in range(2):
+        made.step()
+    made.handle(Submit(job()))
+    made.handle(EndChunkEarly("j"))
+    made.adapter.ending.clear()  # its step is not over when another chunk spoils the memory
+    made.step()
+    assert made.adapter.ending == ["j"]
+    made.step()
+    assert not made.busy
 
 
 def test_the_most_probable_tokens_are_sent_with_the_pieces_or_no_pieces_are_sent(worker):

@@ -175,6 +175,33 @@ class Hesitant(Streaming):
         self.begun_anew = set()
 
 
+class Endable(Toy):
+    """Ends chunks on demand; one of group ``spoilt`` comes to what is no number."""
+
+    def __init__(self, start):
+        super().__init__(start)
+        self.ending = []
+
+    def end_chunk(self, job_id):
+        self.ending.append(job_id)
+
+    def step(self):
+        ended = []
+        for job_id in self.ending:
+            if job_id in self.running:
+                _, written = self.running.pop(job_id)
+                ended.append(EndedChunk(job_id, *zip(*(written or [(1, -1.0)]), strict=True)))
+        for job_id, (job, written) in list(self.running.items()):
+            if job.group_id == "spoilt" and len(written) == 2:
+                del self.running[job_id]
+                ended.append(EndedChunk(job_id, [1], [nan]))
+        return [*ended, *super().step()]
+
+    def abort(self, job_ids):
+        super().abort(job_ids)
+        self.ending = [each for each in self.ending if each not in job_ids]
+
+
 class Sleepy(Toy):
     """Gives memory back, if it is not set to refuse, and cannot wake from bad weights."""
 

@@ -51,6 +51,7 @@ class LocalLauncher:
         file = worker_log.open()
         ours, theirs = socket.socketpair()
         with ExitStack() as undo:
+            undo.callback(worker_log.discard_empty)
             undo.callback(ours.close)
             try:
                 with theirs, file:

@@ -121,6 +121,8 @@ class ProcessClient(WorkerClient):
         except BaseException:
             await worker.end()
             self.worker = None
+            if not self._keeps_log:
+                worker.discard_log()
             raise
         if here:
             measurements.keep(*like, ready.measured)
@@ -249,6 +251,8 @@ class ProcessClient(WorkerClient):
 
     def _deliver(self, message: FromWorker) -> None:
         if isinstance(message, Called):
+            if not self._calls:
+                raise WireError("an answer to no call")
             call = self._calls.popleft()
             if not call.done():
                 call.set_result(message)

@@ -55,6 +55,11 @@ class WorkerLog:
             return f"its log {self.path} cannot be read: {error.strerror}"
         return "\n".join([f"the last lines of {self.path}:", *lines[-LOG_TAIL_LINES:]])
 
+    def discard_empty(self) -> None:
+        """Discard the file of a worker that has not started, unless it holds what an earlier one wrote."""
+        if self.path.exists() and not self.path.stat().st_size:
+            self.discard()
+
     def discard(self) -> None:
         """Remove the file unless it is to be kept, and the directory with the last one in it."""
         if not self._keep:

@@ -34,6 +34,7 @@ class FailsafeStore:
 
     def __init__(self, store: KVStore | None, report: Callable[[str], None] = ignore_report) -> None:
         self._store, self._report = store, report
+        self._unclosed = store
         self._lock = RLock()
 
     def ask(self, work: Callable[[KVStore], T], otherwise: T) -> T:
@@ -48,6 +49,16 @@ class FailsafeStore:
                 self._store = None
                 self._report(f"the KV store failed: {type(error).__name__}: {error}")
                 return otherwise
+
+    def close(self) -> None:
+        """Close the store, also one that has been given up, and be without; idempotent."""
+        with self._lock:
+            store, self._store, self._unclosed = self._unclosed, None, None
+            try:
+                if store is not None:
+                    store.close()
+            except Exception:
+                log.exception("kv_store_not_closed")
 
     def find(self, keys: Sequence[bytes]) -> int:
         """Return how many of the keys, from the first on, the store has, to the best of its knowledge."""

@@ -101,6 +101,9 @@ class Worker:
         self._next_report_s = -inf
         self._stepping_s = 0.0
         self._jobs: dict[str, ChunkJob] = {}
+        self._ending: set[str] = set()
+        """The running chunks that are to end on demand."""
+        self._end_chunk = implemented(adapter, "end_chunk") or (lambda job_id: None)
         self._streams = Streams(adapter)
         self._idle = implemented(adapter, "idle")
         self._tokenizer_dir = start.tokenizer_dir
@@ -156,8 +159,9 @@ class Worker:
                     if not self._jobs:  # no step follows, which would report it
                         self._report(self._clock())
             case EndChunkEarly(job_id):
-                if job_id in self._jobs and (end_chunk := implemented(self.adapter, "end_chunk")):
-                    end_chunk(job_id)
+                if job_id in self._jobs:
+                    self._ending.add(job_id)
+                    self._end_chunk(job_id)
             case AddSiblingTokens(text):
                 if self._drafts is not None:
                     self._drafts.add_sibling_tokens(text)
@@ -426,6 +430,7 @@ class Worker:
 
     def _finish(self, ended: EndedChunk) -> Finished | Failed:
         job = self._jobs.pop(ended.job_id)
+        self._ending.discard(job.id)
         self._stops.close(job.id)
         if ended.failure is not None:
             return Failed(job.id, ended.failure)
@@ -450,11 +455,16 @@ class Worker:
             try:
                 self.submit(job)
             except Rejected as rejection:
+                self._ending.discard(job.id)
                 failed.append(Failed(job.id, str(rejection)))
+            else:
+                if job.id in self._ending:
+                    self._end_chunk(job.id)
         return failed
 
     def _forget(self, job_id: str) -> None:
         del self._jobs[job_id]
+        self._ending.discard(job_id)
         self._stops.close(job_id)
         self._streams.close(job_id)
 
