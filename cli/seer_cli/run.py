@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from seer_cli.output import RUN_FILES, InputPath, check_apart, check_writable, w
 from seer_cli.output_dir import OutputDir
 from seer_cli.report.options import DASHBOARD_OPTION
 from seer_cli.request_wording import counted
-from seer_core.errors import SeerError, printable
+from seer_core.errors import InputError, SeerError, printable
 from seer_core.plugins.slots import Assembly
 from seer_core.ports.kv import PoolStats
 from seer_core.ports.policy import Observer
@@ -37,8 +37,8 @@ from seer_core.scheduling.scheduler import CORE
 
 __all__ = ["run_command"]
 
-Ending = tuple[Summary, PoolStats | None, dict[str, Any]]
-"""A rollout's summary, what the pool did meanwhile, and the document written of both."""
+Ending = tuple[Summary, PoolStats | None]
+"""A rollout's summary, and what the pool did meanwhile."""
 
 
 @click.command("run")
@@ -111,6 +111,7 @@ def run_command(
         raise click.UsageError("--resume needs the journal; leave --journal=none out")
     check_apart(json_file, *(out / name for name in RUN_FILES))
     if resume and (finished := OutputDir.finished(out)) is not None:
+        _require_same(out, finished, config, iteration)
         OutputDir.remove_journal(out)
         if json_file is not None:
             write_json(json_file, finished)
@@ -136,11 +137,22 @@ def run_command(
             journal.check(read.groups)
             _report_found(journal, _requested(read))
         with watched(dashboard_port, out.name) as watching:
-            rolling = _roll_out(config, assembly, read, iteration, output, open_journal, *watching)
-            summary, pool_stats, document = run_async(rolling)
-    if json_file is not None:
-        write_json(json_file, document)
+            rolling = _roll_out(config, assembly, read, iteration, output, open_journal, json_file, *watching)
+            summary, pool_stats = run_async(rolling)
     _print(summary, pool_stats, out)
+
+
+def _require_same(out: Path, finished: Mapping[str, Any], config: Config, iteration: int) -> None:
+    """Raise InputError if the finished run of a directory is not the one that is asked for."""
+    for name, before, now in (
+        ("[seer].seed", finished.get("seed"), config.seer.seed),
+        ("--iteration", finished.get("iteration"), iteration),
+    ):
+        if before != now:
+            raise InputError(
+                f"the run in {out} has finished, and is another one: {name} was {before} and is {now} now;"
+                " restore it, or name another directory"
+            )
 
 
 def _facts(config: Config, read: PromptsFile, iteration: int) -> dict[str, str]:
@@ -176,6 +188,7 @@ async def _roll_out(
     iteration: int,
     output: OutputDir,
     open_journal: Callable[[], DiskJournal | None],
+    json_file: Path | None,
     observers: Sequence[Observer],
     controls: RunControls,
 ) -> Ending:
@@ -206,7 +219,9 @@ async def _roll_out(
             how = {"ended": ended, "error": error, "requested": wanted, "iteration": iteration}
             document = {**how, **_document(config, read, summary, stats)}
             output.summary(document)
-            return summary, stats, document
+            if json_file is not None:
+                write_json(json_file, document)
+            return summary, stats
 
         try:
             with display:

@@ -22,7 +22,8 @@ def test_an_interrupted_run_keeps_what_has_finished_and_stops_its_engines(
     start_seer, trickling, tmp_path, number, status
 ):
     # The signal comes in the very moment in which the third response finishes.
-    process = start_seer(*trickling(signal=int(number), signal_after=3))
+    copy = tmp_path / "summary.json"
+    process = start_seer(*trickling(signal=int(number), signal_after=3), "--json", copy)
     output, errors = process.communicate(timeout=BOUND_S)
     assert process.returncode == status, errors
     assert output == ""
@@ -33,6 +34,7 @@ def test_an_interrupted_run_keeps_what_has_finished_and_stops_its_engines(
     assert (tmp_path / "trickle-0.stopped").exists()
     summary = json.loads((tmp_path / "out" / "summary.json").read_bytes())
     assert (summary["ended"], summary["requests"], summary["requested"]) == ("interrupted", 3, 6)
+    assert json.loads(copy.read_bytes()) == summary
 
 
 @pytest.mark.parametrize(("number", "status"), ENDS)

@@ -166,6 +166,13 @@ def test_another_run_is_refused_in_words_of_its_settings(run, killed, fails, wri
     assert seer(*resumed).exit_code == 0
 
 
+def test_another_run_than_the_finished_one_is_refused_too(run, fails, seer, tmp_path):
+    resumed = run("out", "--resume", token_s=0)
+    assert seer(*resumed).exit_code == 0
+    assert "--iteration was 0 and is 1 now; restore it" in fails(*resumed, "--iteration", "1")
+    assert "[seer].seed was 0 and is 7 now; restore it" in fails(*resumed, "--set", "seer.seed=7")
+
+
 def test_engines_and_plug_ins_may_change(run, killed, expected, seer, tmp_path):
     killed()
     result = seer(
