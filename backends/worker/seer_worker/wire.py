@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-from seer_host.frames import Frames, encode
+from seer_host.frames import Frames, WireError, encode
 from seer_host.json_files import describe_flaw
 from seer_host.machine_probe import MachineProbe
 
@@ -359,13 +359,13 @@ class Link:
         self._frames: Frames[ToWorker] = Frames(ToWorker)
 
     def send(self, *messages: FromWorker) -> None:
-        """Send messages, in order.
+        """Send messages, in order; a chunk whose answer is too large for a frame has failed.
 
         Raises:
             RuntimeGoneError: the connection to it has ended.
         """
         if messages:
-            data = b"".join(map(encode, messages))
+            data = b"".join(map(_encoded, messages))
             try:
                 self._socket.sendall(data)
             except OSError as error:
@@ -393,3 +393,12 @@ class Link:
             messages += self._frames.feed(data)
             wait = False
         return messages
+
+
+def _encoded(message: FromWorker) -> bytes:
+    try:
+        return encode(message)
+    except WireError as error:
+        if not isinstance(message, Finished):
+            raise
+        return encode(Failed(message.output.job_id, f"its answer is too large: {error}"))

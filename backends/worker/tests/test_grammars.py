@@ -157,3 +157,16 @@ def test_a_model_s_grammars_are_shared(model_dir, grammars):
     assert grammars_of(str(model_dir), VOCAB) is grammars
     assert isinstance(grammars, Grammars)
     assert grammars.compile(FORMS["regex"]) is grammars.compile(StructuredOutputs(regex=FORMS["regex"].regex))
+
+
+def test_a_request_with_other_end_tokens_has_a_matcher_of_its_own(grammars):
+    form, written = StructuredOutputs(choice=("a",)), [tokens_of_a()]
+    for ends in ([EOS], [EOS + 1], [EOS]):
+        logits = torch.zeros(VOCAB)
+        grammars.mask(logits, form, "one name", written, ends)
+        assert (logits == 0).nonzero().flatten().tolist() == ends
+
+
+def tokens_of_a():
+    """Return the token of the letter a: its place among the letters that stand for bytes."""
+    return sorted(pre_tokenizers.ByteLevel.alphabet()).index("a")

@@ -1,5 +1,8 @@
 """Frames: what is sent arrives, and nothing else does."""
 
+import re
+import socket
+
 import msgspec
 import pytest
 from seer_host import frames
@@ -15,6 +18,7 @@ from seer_worker.wire import (
     Finished,
     ForgetGroup,
     FromWorker,
+    Link,
     MeasureSteps,
     PoolMessage,
     ProbeMachine,
@@ -132,3 +136,17 @@ def test_a_message_nested_too_deeply_is_an_error_and_what_it_says_is_harmless():
         with pytest.raises(WireError, match=f"not a message: .*{fact}") as caught:
             list(Frames(ToWorker).feed(len(body).to_bytes(4, "big") + body))
         assert str(caught.value).isprintable()
+
+
+def test_an_answer_that_no_frame_holds_fails_its_chunk_and_no_other(monkeypatch):
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1 << 10)
+    output = ChunkOutput("j", Tokens([1]), Logprobs([-0.5]), False, 0, 3, 3, 0, 0)
+    large = msgspec.structs.replace(output, attachments={"routed_experts": "A" * 2000})
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        Link(ours).send(Finished(large), Finished(output))
+        found = list(Frames(FromWorker).feed(theirs.recv(1 << 16)))
+    assert isinstance(found[0], Failed)
+    assert found[0].job_id == "j"
+    assert re.fullmatch("its answer is too large: a Finished of 2[0-9]+ bytes exceeds 1024", found[0].reason)
+    assert found[1] == Finished(output)

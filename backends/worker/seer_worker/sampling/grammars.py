@@ -76,7 +76,7 @@ class Grammars:
         self._xgrammar: Any = xgrammar
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
         self._compiled: OrderedDict[bytes, Any] = OrderedDict()
-        self._followed: OrderedDict[tuple[str, bytes], _Followed] = OrderedDict()
+        self._followed: OrderedDict[tuple[str, bytes, tuple[int, ...]], _Followed] = OrderedDict()
         self._bitmask: Tensor = xgrammar.allocate_token_bitmask(1, vocab_size)
 
     def compile(self, wanted: StructuredOutputs) -> Any:
@@ -130,10 +130,11 @@ class Grammars:
             written: the response's tokens.
             ends: the tokens that end the response, which the grammar allows where it is complete.
         """
-        key = (request_id, _key(wanted))
+        last = sorted(ends)
+        key = (request_id, _key(wanted), tuple(last))
         followed = self._followed.pop(key, None)
         if followed is None:
-            stops = sorted(ends) or None
+            stops = last or None
             matcher = self._xgrammar.GrammarMatcher(self.compile(wanted), override_stop_tokens=stops)
             followed = _Followed(matcher, [])
         self._followed[key] = followed
@@ -141,7 +142,6 @@ class Grammars:
             self._followed.popitem(last=False)
         if followed.go_to(written):
             followed.matcher.fill_next_token_bitmask(self._bitmask)
-            last = sorted(ends)
             kept = logits[last]
             self._xgrammar.apply_token_bitmask_inplace(logits[None], self._bitmask.to(logits.device))
             if torch.isneginf(logits.max()):
