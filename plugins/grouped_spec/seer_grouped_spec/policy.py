@@ -215,7 +215,8 @@ class MarginalBenefit:
         if batch == 0 or self._plan(0, batch, self._hope) == (0, 0):
             return 0
         curve = self._curves[batch]
-        excess = float(curve[1] / curve[0]) - 1.0
+        least = int(self._allowed[1:].argmax()) + 1
+        excess = float(curve[least] / curve[0]) - 1.0
         return max(EXPLORE_EVERY, ceil(excess / EXPLORE_SHARE))
 
 

@@ -198,6 +198,14 @@ def test_being_off_is_left_again_at_a_bounded_cost():
         assert steps < 10_000
 
 
+def test_exploring_costs_no_more_where_all_drafts_have_one_length():
+    policy = trained(MEASURED, [0.0] * 8, allowed=(0, 8))
+    asked = [policy.lengths(0, 8) for _ in range(EXPLORE_EVERY * 100)]
+    explored = len(asked) - asked.count((0, 0))
+    plain, drafted = MEASURED.at(8, 0), MEASURED.at(8, 8)
+    assert 0 < explored * (drafted - plain) <= EXPLORE_SHARE * len(asked) * plain
+
+
 def test_what_was_explored_shows_at_once_however_late_its_verdict_comes():
     policy = MarginalBenefit(MEASURED, 4, refresh=1000)
     for _ in range(1000):
