@@ -340,11 +340,14 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
         job = self._job(request)
         if "group" not in job:
             return False, None
+        self.put_staged()  # before any of it is dropped
         capped = request.status == RequestStatus.FINISHED_LENGTH_CAPPED
+        aborted = request.status == RequestStatus.FINISHED_ABORTED
         of_prompt, written = self._all_keys(request, job["prompt_tokens"])
         if job["trajectory"]:
             self.requests.drop_with_group(job["trajectory"], [*of_prompt, *written])
-            if capped or request.status == RequestStatus.FINISHED_STOPPED:
+            stopped = request.status == RequestStatus.FINISHED_STOPPED
+            if capped or stopped or (aborted and self.saves_aborted):
                 self._save(request, block_ids)
             return False, None
         written = [*self.requests.beyond_prompt(job["group"], [*of_prompt, *written], len(of_prompt))]
@@ -352,10 +355,9 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
         turn = request.status == RequestStatus.FINISHED_STOPPED and job["turns"]
         if turn:
             self.requests.drop_with_group(job["group"], written)
-        aborted = request.status == RequestStatus.FINISHED_ABORTED
         if turn or (capped and not last) or (aborted and self.saves_aborted):
             self._save_for(request, block_ids, left)
-        elif capped or request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_ABORTED):
+        elif capped or aborted or request.status == RequestStatus.FINISHED_STOPPED:
             self.requests.drop(written)
         return False, None
 
@@ -458,7 +460,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
     def _save(self, request: Request, tables: Sequence[Sequence[int]]) -> int:
         """Put what the store lacks; return after how many tokens the request can go on by it."""
         self.put_staged()  # or the workers would copy these into the place of those
-        if not self.saves:
+        if not self.saves or request.request_id in self._awaited:  # whose blocks are not there yet
             return 0
         computed = min(request.num_computed_tokens, request.num_tokens - 1)
         first = self.groups.first

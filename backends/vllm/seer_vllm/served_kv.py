@@ -110,7 +110,7 @@ class SeerConnector(StoreConnector):
     ) -> None:
         """See ``StoreConnector``."""
         stats = self._stats.get(request.request_id)
-        if stats is not None and num_external_tokens and not stats.pool_tokens:
+        if stats is not None and num_external_tokens and not request.num_preemptions:
             stats.pool_tokens = num_external_tokens
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 

@@ -43,7 +43,7 @@ def connected(parts) -> Iterator[SimpleNamespace]:
     connector.saves, connector._is_planning = True, False
     connector._kv = SimpleNamespace(num_blocks=16)
     connector._running, connector._cached_tokens = {}, {}
-    connector._places, connector._staged_keys = {}, []
+    connector._places, connector._staged_keys, connector._awaited = {}, [], {}
     pool = parts.pool(16, enable_caching=True, hash_block_size=BLOCK)
     connector._kv_cache_manager = SimpleNamespace(block_pool=pool)
     yield SimpleNamespace(connector=connector, pool=pool, saved=saved, state=state)
@@ -109,3 +109,57 @@ def test_of_a_preempted_request_an_older_place_is_dropped_but_all_of_a_trajector
     older, newer = connector.groups.keys(HASHES, connected.state, [0, 1])
     assert connected.saved == [[*HASHES[:2], newer]]
     assert dropped == ([] if trajectory else [older])
+
+
+def finish(parts, connected, job, status, *, own=True, awaited=False):
+    """End a request that has no group beside its first one, and whose blocks may be on their way."""
+    connector, request = connected.connector, request_of(parts, "ended")
+    connector.groups = parts.groups.KvGroups(connector.groups.first, (), BLOCK)
+    request.status = getattr(parts.status, f"FINISHED_{status}")
+    request.sampling_params.extra_args |= job
+    connector.saves_aborted = not own
+    if awaited:
+        connector._awaited["ended"] = object()
+    tables = ([block.block_id for block in connected.pool.get_new_blocks(2)],)
+    connector.request_finished_all_groups(request, tables)
+    return connected.saved
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
+@pytest.mark.parametrize("job", [{}, {"trajectory": "t"}], ids=["response", "trajectory"])
+def test_what_goes_on_elsewhere_is_saved_and_what_is_still_being_loaded_is_not(parts, connected, job):
+    assert finish(parts, connected, job, "ABORTED", own=False, awaited=True) == []
+    connected.connector._awaited.clear()
+    assert finish(parts, connected, job, "ABORTED", own=False) == [HASHES[:2]]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
+def test_an_aborted_chunk_of_a_trajectory_is_saved_where_it_goes_on_elsewhere_alone(parts, connected):
+    assert finish(parts, connected, {"trajectory": "t"}, "ABORTED") == []
+    assert finish(parts, connected, {"trajectory": "t"}, "STOPPED") == [HASHES[:2]]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
+def test_blocks_of_a_response_that_is_over_are_put_before_they_are_dropped(parts, connected):
+    connector, calls = connected.connector, []
+    connector._handed, connector._read = SimpleNamespace(into=None), lambda numbers: numbers
+    connector._staged_keys = [HASHES[1]]
+    connector.requests.save_beside = lambda keys, blocks: calls.append(("put", keys))
+    connector.requests.drop = lambda keys: calls.append(("drop", keys))
+    finish(parts, connected, {"last": True, "prompt_tokens": BLOCK}, "STOPPED")
+    assert calls == [("put", [HASHES[1]]), ("drop", [HASHES[1]])]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
+def test_tokens_that_a_preempted_request_loads_again_are_none_of_those_it_was_let_in_with(parts):
+    from seer_vllm.served_kv import SeerConnector, ServedStats
+
+    connector, request = object.__new__(SeerConnector), request_of(parts, "served")
+    stats = ServedStats(request=request)
+    connector._stats, connector._cached_tokens = {"served": stats}, {}
+    request.num_preemptions = 1
+    connector.update_state_after_alloc(request, None, 2 * BLOCK)
+    assert stats.pool_tokens == 0
+    request.num_preemptions = 0
+    connector.update_state_after_alloc(request, None, BLOCK)
+    assert stats.pool_tokens == BLOCK
