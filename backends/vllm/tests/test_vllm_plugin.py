@@ -113,6 +113,19 @@ def test_other_kinds_of_parallelism_are_refused_with_the_setting_to_use(tmp_path
         engine_args(settings(engine_args={argument: 2}), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("logprobs_mode", "processed_logprobs"),
+        ("logits_processors", ["mine:Processor"]),
+        ("override_generation_config", {"eos_token_id": [5]}),
+    ],
+)
+def test_arguments_that_keyed_sampling_would_not_heed_are_refused(tmp_path, argument, value):
+    with pytest.raises(ConfigError, match=f"engine_args.{argument} cannot be set"):
+        engine_args(settings(engine_args={argument: value}), tmp_path)
+
+
 def test_experts_are_asked_for_by_one_argument(tmp_path):
     asked = {"enable_return_routed_experts": True}
     assert engine_args(settings(engine_args=asked), tmp_path).items() >= asked.items()
