@@ -578,6 +578,8 @@ def _sampling_params(
         },
     )
     assert params.extra_args is not None
+    if params.temperature != job.sampling.temperature:  # vLLM raises one below 0.01 to that
+        params.extra_args["temperature"] = job.sampling.temperature
     if job.sampling.changes_logits:
         params.extra_args["sampling"] = job.sampling
     if script is not None:

@@ -29,7 +29,7 @@ __all__ = ["register"]
 DRAFTED = ("custom_class", "ngram", "suffix")
 """The methods of drafting that go with keyed sampling on the first model runner."""
 
-OURS = ("seed", "context_tokens", "bad_words", "request", "sampling")
+OURS = ("seed", "context_tokens", "bad_words", "request", "sampling", "temperature")
 """What Seer's samplers read of ``extra_args``, which a client may fill as it likes."""
 
 NAME = "seer"

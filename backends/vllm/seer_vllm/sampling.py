@@ -57,6 +57,9 @@ class VllmSampler:
         self._controlled: dict[int, SamplingParams] = {}
         self._asking = np.zeros(0, dtype=np.bool_)
         self._min_p: Tensor | None = None
+        self._low: tuple[Tensor, Tensor] | None = None
+        """The requests whose temperature vLLM has raised, by their index, and the temperatures they ask for.
+        """
         self.watch = LogitRecorder()
 
     def sample(self, logits: Tensor, drafts: StepDrafts | None) -> Any:
@@ -149,8 +152,11 @@ class VllmSampler:
         def by_row(values: Any) -> Any:
             return values if values is None or rows.owners is None else values[rows.owners]
 
+        temperatures = metadata.temperature
+        if self._low is not None:
+            temperatures = temperatures.index_put(self._low[:1], self._low[1])
         temperature, top_k, top_p, min_p = (
-            by_row(each) for each in (metadata.temperature, metadata.top_k, metadata.top_p, self._min_p)
+            by_row(each) for each in (temperatures, metadata.top_k, metadata.top_p, self._min_p)
         )
         chosen, logprobs = chosen_by_key(controlled, temperature, top_k, top_p, seeds, rows.places, min_p)
         return chosen, logprobs if controlled is logits else None
@@ -189,6 +195,15 @@ class VllmSampler:
             sampling = [each.extra_args.get("sampling") for each in params]
             min_p = [0.0 if each is None else each.min_p for each in sampling]
             self._min_p = sent(np.array(min_p, dtype=np.float32), device) if any(min_p) else None
+            low = {
+                place: each.extra_args["temperature"]
+                for place, each in enumerate(params)
+                if "temperature" in each.extra_args
+            }
+            self._low = None
+            if low:
+                places = sent(np.array([*low], dtype=np.int64), device)
+                self._low = places, sent(np.array([*low.values()], dtype=np.float32), device)
         return self._seeds
 
     def _positions(self) -> Ints:

@@ -57,6 +57,8 @@ class SecondRunnerSampler:
         extra = sampling_params.extra_args
         assert extra is not None
         self._states.seeds.np[req_idx] = extra["seed"]
+        if "temperature" in extra:  # vLLM has raised it
+            self._states.temperature.np[req_idx] = extra["temperature"]
         self._controlled.pop(req_idx, None)
         if "sampling" in extra:
             self._controlled[req_idx] = sampling_params
