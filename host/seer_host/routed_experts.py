@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from seer_core.model import Completion
     from seer_core.ports.engine import ChunkJob
 
-__all__ = ["ROUTED_EXPERTS", "first_wanted", "packed", "routed_experts", "unpacked", "whole_attachments"]
+__all__ = [
+    "ROUTED_EXPERTS",
+    "first_wanted",
+    "packed",
+    "routed_experts",
+    "shortened",
+    "unpacked",
+    "whole_attachments",
+]
 
 ROUTED_EXPERTS = "routed_experts"
 """The attachment of a chunk that has them."""
@@ -54,6 +62,12 @@ def packed(experts: NDArray[np.integer[Any]], start: int) -> dict[str, Any]:
         "bytes": data.itemsize,
         "data": base64.b64encode(data.tobytes()).decode(),
     }
+
+
+def shortened(part: Mapping[str, Any], dropped: int) -> dict[str, Any]:
+    """Return what ``packed`` has made, without its last ``dropped`` positions."""
+    start, experts = unpacked(part)
+    return packed(experts[: len(experts) - dropped], start)
 
 
 def routed_experts(

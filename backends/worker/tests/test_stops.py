@@ -1,8 +1,11 @@
 """Stop strings are found at the same token, however the response is cut into chunks and steps."""
 
 import msgspec
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from seer_host.routed_experts import ROUTED_EXPERTS, packed, unpacked
+from seer_worker.process.adapter import EndedChunk
 from seer_worker.process.stops import StopStrings
 
 from seer_core.model import Sampling
@@ -54,6 +57,18 @@ def test_a_response_ends_with_the_first_token_that_completes_a_stop_string(
                 break
             done += len(chunk)
     assert found == ends_at(text, sampling)
+
+
+def test_a_chunk_that_is_cut_has_the_experts_of_the_tokens_that_are_left():
+    experts = np.arange(9 * 2 * 2).reshape(9, 2, 2)
+    chunk = EndedChunk(
+        "j", [*range(5)], [-1.0] * 5, attachments={ROUTED_EXPERTS: packed(experts, 3), "other": 1}
+    )
+    for size, left in ((5, 9), (3, 7)):
+        cut = chunk.cut(size)
+        start, found = unpacked(cut.attachments[ROUTED_EXPERTS])
+        assert (start, cut.attachments["other"], cut.cut_tokens) == (3, 1, 5 - size)
+        assert found.tolist() == experts[:left].tolist()
 
 
 def test_chunks_without_stop_strings_are_not_read():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
+from seer_host.routed_experts import ROUTED_EXPERTS, shortened
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
@@ -68,13 +69,18 @@ class EndedChunk:
 
     def cut(self, size: int) -> EndedChunk:
         """Return it as it is if it ends with the last of its first ``size`` tokens."""
+        cut_tokens, attachments = len(self.token_ids) - size, self.attachments
+        if cut_tokens and ROUTED_EXPERTS in attachments:  # as a turn's, they stand beside those of the next
+            experts = shortened(attachments[ROUTED_EXPERTS], cut_tokens)
+            attachments = {**attachments, ROUTED_EXPERTS: experts}
         return attrs.evolve(
             self,
             token_ids=self.token_ids[:size],
             logprobs=self.logprobs[:size],
             stopped=True,
-            cut_tokens=len(self.token_ids) - size,
+            cut_tokens=cut_tokens,
             top_logprobs=None if self.top_logprobs is None else self.top_logprobs[:size],
+            attachments=attachments,
         )
 
     def output(self, job: ChunkJob, weight_version: int) -> ChunkOutput:
