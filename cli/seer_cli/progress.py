@@ -10,6 +10,7 @@ import attrs
 from seer_session.results import tail_requests
 from seer_trace.chunk_runs import Cause, ChunkFollower, ChunkRun, InstanceLoad, group_of
 
+from seer_core.model import WHOLE
 from seer_core.model.events import (
     ChunkFinished,
     Command,
@@ -100,6 +101,8 @@ class RunProgress(Observer):
         self.groups_done = 0
         self.requests = 0
         self.requests_done = 0
+        self._whole = 0
+        """How many of them ended by themselves or at their limit."""
         self.tokens = 0
         self._resumed_tokens = 0
         self.steps = 0
@@ -154,6 +157,7 @@ class RunProgress(Observer):
                 line.stepping_s, line.drafting_s = event.stepping_s, event.drafting_s
         for command in commands:
             if isinstance(command, Complete):
+                self._whole += command.finish_reason in WHOLE
                 self._completed(command.request_id)
             elif isinstance(command, Dispatch):
                 if command.request_id not in self._generated:
@@ -180,10 +184,10 @@ class RunProgress(Observer):
         come at the mean rate so far; but the last responses run alone, each at its own pace, so it cannot
         take less than the longest of those under way.
         """
-        if not self.requests_done or self.started_s is None or not self.tokens:
+        if not self._whole or self.started_s is None or not self.tokens:
             return None
         tokens = self.tokens + self._resumed_tokens
-        mean = tokens / self.requests_done  # of a Geometric variable, those not over yet included
+        mean = tokens / self._whole  # of a Geometric variable, those included that are not over or were cut
         specs = self._specs
         rooms = [specs[group_of(name)].max_tokens - tokens for name, tokens in self._written()]
         missing = sum(min(mean, room) for room in rooms)

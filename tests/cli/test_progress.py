@@ -6,6 +6,7 @@ from seer_testing.harness import SchedulerHarness
 
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
+    Abort,
     AskEnvironment,
     ChunkFinished,
     Complete,
@@ -59,6 +60,18 @@ def test_the_time_left_of_a_resumed_run_goes_by_the_lengths_that_it_resumed():
     progress.observe(0.0, GroupsSubmitted((group,)), [*over, send("a/9")])
     progress.observe(1.0, ChunkFinished("a/9", "x", 10, False), [])
     assert progress.left_s == pytest.approx(910 / 9 / 10)
+
+
+def test_responses_that_were_given_up_foretell_no_length():
+    progress = started(slots=8, kv=4096)
+    sent = [send(f"a/{index}", kv=16) for index in range(8)]
+    progress.observe(0.0, GroupsSubmitted((GroupSpec("a", 100, 9, 4000),)), sent)
+    given_up = tuple(f"a/{index}" for index in range(6))
+    ended = [each for name in given_up for each in (Abort(name, "x"), Complete(name, "aborted"))]
+    progress.observe(0.0, RequestsAborted(given_up), ended)
+    assert progress.left_s is None
+    progress.observe(10.0, ChunkFinished("a/6", "x", 100, True), [Complete("a/6", "stop")])
+    assert progress.left_s == pytest.approx(20.0)  # two of 100 tokens, at 100 in 10 s
 
 
 def test_requests_wait_for_an_instance_or_for_a_rollout_that_goes_on():

@@ -201,6 +201,18 @@ def test_what_was_given_up_or_failed_foretells_no_length():
     assert reader.life(reader.kept[-1]).estimate_at(4.5) is None
 
 
+@pytest.mark.parametrize(("reason", "words"), [("aborted", "was given up at"), ("error", "failed at")])
+def test_a_response_that_was_cut_last_is_not_called_done(reason, words):
+    reader = read(
+        (0.0, started("x", slots=1)),
+        (1.0, GroupsSubmitted((GroupSpec("a", 1, 10, 900),)), sent("a/0", "x")),
+        (5.0, over("a/0", "x"), *(Complete(f"a/{index}", "stop") for index in range(9))),
+        (9.0, RequestsAborted(("a/9",)), Complete("a/9", reason)),
+    )
+    late = next(each for each in run_of(reader, "x").findings if each.request == "a/9")
+    assert f"Response a/9 {words} 8.0 s" in late.text
+
+
 def test_a_loss_costs_its_time_down_and_its_chunks_and_a_pause_is_a_wait_of_its_own():
     group = GroupSpec("a", prompt_tokens=1, n=2, max_tokens=900)
     reader = read(

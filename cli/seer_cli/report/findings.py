@@ -18,6 +18,8 @@ __all__ = ["Finding", "busy_s", "findings_of", "longest_request"]
 
 LEAST_SHARE = 0.005
 """A smaller share of the time is no finding."""
+CUT = {"aborted": "was given up", "error": "failed"}
+"""What happened to a response that is over and was not done, by its finish reason."""
 MISLED = 3.0
 """A response with so many times the tokens of its group's first one was not foretold by it."""
 
@@ -134,7 +136,8 @@ def _late(reader: RunReader, total_s: float, tail_begins_s: float) -> Iterator[F
         )
     yield Finding(
         f"Group {printable(group.spec.id)} {title}",
-        f"{text}Response {printable(last.request_id)} was done at {finished_s:,.1f} s: its {last.tokens:,}"
+        f"{text}Response {printable(last.request_id)} {CUT.get(last.finish_reason or '', 'was done')} at"
+        f" {finished_s:,.1f} s: its {last.tokens:,}"
         f" tokens took {reader.rans_s[last.row]:,.1f} s of chunks, and it waited {waited_s:,.1f} s"
         + (f" ({lacks(waited)})." if waited else "."),
         min(waited_s, finished_s - tail_begins_s) / total_s,
