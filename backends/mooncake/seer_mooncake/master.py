@@ -93,7 +93,10 @@ class Master:
             return {}
         lines = _get(self._metrics_port, "/metrics").splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if line and line[0] != "#")
-        return {name: float(value) for name, value in pairs}
+        try:
+            return {name: float(value) for name, value in pairs}
+        except ValueError:  # it ended while it answered
+            return {}
 
     def stop(self) -> None:
         """End the master if it is ours, and remove the directory."""

@@ -87,7 +87,8 @@ class MooncakePool:
 
     async def add(self, instance_id: str) -> None:
         """Let an instance that joins later lend as much memory as one of the first."""
-        self._instances = (*self._instances, instance_id)
+        if instance_id not in self._instances:
+            self._instances = (*self._instances, instance_id)
 
     def store(self, instance_id: str) -> StoreSpec:
         """Return what an instance needs to find the master; none of it, if there is no master."""

@@ -82,6 +82,17 @@ def test_one_that_can_be_run_no_more_is_given_up_in_the_end(master, binary):
     assert reasons[1:] == ["cannot be started: No such file or directory"] * master_module.RESTARTS
 
 
+def test_figures_that_are_cut_off_count_for_nothing(monkeypatch):
+    master = Master()
+    master._metrics_port = 1
+    for text in (
+        "master_allocated_bytes 7\nmaster_evic",
+        "master_allocated_bytes 7\nmaster_allocated_bytes ",
+    ):
+        monkeypatch.setattr(master_module, "_get", lambda *place, text=text: text)
+        assert master.stats() == {}
+
+
 def test_one_that_cannot_be_run_does_not_answer(tmp_path):
     assert not Master().start(tmp_path / "missing", None, 60.0)
 

@@ -216,3 +216,11 @@ def test_a_client_that_registers_no_buffer_is_ended(monkeypatch):
     MooncakeStore(pool.store("a").settings, StoreContext("a", 4096, 32, report=reasons.append)).close()
     assert "Mooncake does not register the buffer" in reasons[0]
     assert Unregistering.made == Unregistering.closed == 1
+
+
+def test_an_instance_that_joins_again_lends_its_memory_once():
+    pool = MooncakePool(Settings(capacity_bytes=32 << 20))
+    pool._on, pool._shares, pool._instances = True, 2, ("a", "b")
+    for name in ("c", "a", "c"):
+        asyncio.run(pool.add(name))
+    assert pool.stats().capacity_bytes == 48 << 20

@@ -299,7 +299,8 @@ def shortage(settings: Settings) -> str:
         for name, value in wanted.items()
         if free.get(name, 0.0) < value
     ]
-    return "; ".join(missing) or f"no single node has {_listed(wanted)} free"
+    which = f" with the labels {_labels(settings)}" if settings.labels else ""
+    return "; ".join(missing) or f"no single node{which} has {_listed(wanted)} free"
 
 
 def lacking(settings: Settings, avoided: Collection[str] = ()) -> str | None:
@@ -311,8 +312,7 @@ def lacking(settings: Settings, avoided: Collection[str] = ()) -> str | None:
     nodes = [node for node in cluster.living_nodes() if node["NodeID"] not in avoided]
     labelled = [node for node in nodes if _has_labels(node, settings.labels)]
     if not labelled:
-        labels = ", ".join(f"{name}={value}" for name, value in settings.labels.items())
-        return f"none of the {len(nodes)} nodes has the labels {labels}"
+        return f"none of the {len(nodes)} nodes has the labels {_labels(settings)}"
     return _too_small([node["Resources"] for node in labelled], settings.bundle, f"{len(labelled)} nodes")
 
 
@@ -332,6 +332,10 @@ def _has_labels(node: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 def _names(settings: Settings) -> str:
     names = settings.placement_groups
     return ("placement group " if len(names) == 1 else "placement groups ") + ", ".join(map(repr, names))
+
+
+def _labels(settings: Settings) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.labels.items())
 
 
 def _listed(resources: Mapping[str, float]) -> str:

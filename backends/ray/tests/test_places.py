@@ -22,3 +22,11 @@ def test_operators_of_label_selectors_are_left_to_ray(selector, monkeypatch):
     node = {"NodeID": "n", "Resources": {"CPU": 4.0}, "Labels": {"for": "training"}}
     monkeypatch.setattr(cluster, "living_nodes", lambda: [node])
     assert places.lacking(Settings(labels={"for": selector})) is None
+
+
+def test_what_is_free_on_nodes_with_other_labels_is_not_said_to_be_missing(monkeypatch):
+    monkeypatch.setattr(places.ray, "available_resources", lambda: {"CPU": 4.0})
+    monkeypatch.setattr(places.ray, "cluster_resources", lambda: {"CPU": 8.0})
+    settings = Settings(labels={"rack": "a"})
+    assert places.shortage(settings) == "no single node with the labels rack=a has 1 CPU free"
+    assert places.shortage(Settings(cpus=6)) == "6 CPU wanted, 4 of 8 free"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from seer_core.plugins.hookspecs import Check
 
-__all__ = ["Gpu", "gpus", "hardware", "placement"]
+__all__ = ["Gpu", "gpus", "hardware", "placement", "visible_devices"]
 
 FIELDS = "index,name,memory.total,memory.free"
 LEAST_DRIVERS = {"12": 525, "13": 580}
@@ -43,6 +43,15 @@ def gpus() -> list[Gpu]:
             total = free = 0
         found.append(Gpu(int(number), name, total, free))
     return found
+
+
+def visible_devices(environment: Mapping[str, str], all_devices: Sequence[str]) -> Sequence[str]:
+    """Return the devices that an environment lets a process see, of which it may name none."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return all_devices
+    names = [name.strip() for name in visible.split(",")]
+    return [] if names[0] in ("", "-1") else names
 
 
 def hardware(part: str, root: Path = Path("/")) -> list[Check]:
@@ -93,10 +102,12 @@ def placement(
         there: the GPUs of the machine.
     """
     needed = instances * each
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    names = [str(gpu.number) for gpu in there] if visible is None else visible.split(",")
+    names = visible_devices(environment, [str(gpu.number) for gpu in there])
     if len(names) < needed:
-        remedy = f"lower instances; two of them share a GPU with CUDA_VISIBLE_DEVICES={names[0]},{names[0]}"
+        remedy = "name GPUs in CUDA_VISIBLE_DEVICES, or unset it"
+        if names:
+            both = f"{names[0]},{names[0]}"
+            remedy = f"lower instances; two of them share a GPU with CUDA_VISIBLE_DEVICES={both}"
         return [Check(engine, False, f"{needed} devices of {len(names)} GPUs that are visible", remedy)]
     used = Counter(names[:needed])
     checks = [Check(engine, True, f"{needed} devices on {len(used)} GPUs", "")]

@@ -92,3 +92,19 @@ def test_settings_that_do_not_fit_the_gpus_are_refused(instances, each, kv_bytes
     checks = placement("vllm", instances, each, kv_bytes, share, environment, [H100])
     assert [check.finding for check in checks if not check.ok] == [refused] * bool(refused)
     assert all(check.remedy for check in checks if not check.ok)
+
+
+@pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), (" 0, 1", 2), ("1", 1)])
+def test_only_devices_that_are_visible_count(visible, count):
+    there = [Gpu(number, "H200", 1 << 37, 1 << 37) for number in range(2)]
+    [check, *_] = placement("vllm", 2, 1, None, None, {"CUDA_VISIBLE_DEVICES": visible}, there)
+    assert check.ok == (count == 2)
+    if count < 2:
+        assert check.finding == f"2 devices of {count} GPUs that are visible"
+        assert ("name GPUs in CUDA_VISIBLE_DEVICES" in check.remedy) == (not count)
+
+
+def test_a_device_that_is_named_with_a_space_is_compared_too():
+    there = [Gpu(number, "H200", 1 << 37, 1 << 37) for number in range(2)]
+    checks = placement("vllm", 2, 1, 1 << 38, None, {"CUDA_VISIBLE_DEVICES": "0, 1"}, there)
+    assert [check.ok for check in checks] == [True, False, False]

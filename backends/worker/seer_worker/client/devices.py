@@ -9,6 +9,7 @@ from typing import Any
 from seer_host.launcher import Launcher
 
 from seer_core.errors import ConfigError
+from seer_worker.gpus import visible_devices
 
 __all__ = ["inherited", "refuse_arguments", "share_devices", "worker_environment"]
 
@@ -31,13 +32,9 @@ def share_devices(
     if launcher is not None:
         return [None] * instances
     needed = each * instances
-    inherited = environment.get("CUDA_VISIBLE_DEVICES")
-    if inherited is None:
-        devices = [str(index) for index in range(needed)]
-    elif inherited.strip() in ("", "-1"):
+    devices = visible_devices(environment, [str(index) for index in range(needed)])
+    if not devices:
         return [()] * instances
-    else:
-        devices = inherited.split(",")
     if len(devices) < needed:
         raise ConfigError(
             f"engine.{engine}: {instances} instances of {each} devices need {needed}, visible are"
