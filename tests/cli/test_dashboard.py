@@ -218,6 +218,17 @@ def test_a_run_without_an_end_is_read_in_windows_and_open_requests_go_on_in_the_
     assert [run.all_groups for run in feed.runs()] == [1, 1]
 
 
+def test_more_open_requests_than_a_window_has_begin_no_window_with_each_event(monkeypatch):
+    monkeypatch.setattr("seer_cli.report.feed.MOST_REQUESTS", 3)
+    feed = RunFeed("served", window_s=60.0)
+    feed.observe(0.0, started(), [])
+    feed.observe(1.0, GroupsSubmitted((GroupSpec("a", prompt_tokens=4, n=5, max_tokens=100),)), [])
+    for second in range(2, 12):
+        feed.observe(float(second), InstanceReported("x", 0, 0, 0.0), [])
+    before, now = feed.runs()
+    assert (before.total_s, now.total_s) == (0.0, 10.0)
+
+
 def test_a_window_that_begins_in_a_pause_counts_waits_as_paused():
     feed = RunFeed("served", window_s=60.0)
     feed.observe(0.0, started(), [])

@@ -18,7 +18,9 @@ __all__ = ["FeedReader", "RunFeed"]
 READ_EVERY_S = 0.5
 
 MOST_REQUESTS = 20_000
-"""Requests after which another window begins, however short the last one was."""
+"""Requests after which another window begins, however short the last one was; those that were open when it
+began do not count.
+"""
 
 
 class RunFeed(Observer):
@@ -52,7 +54,8 @@ class RunFeed(Observer):
 
     def _begins_anew(self, reader: RunReader, record: TraceRecord) -> bool:
         if self._window_s is not None:
-            return record.now - (reader.start_s or 0.0) > self._window_s or reader.requests > MOST_REQUESTS
+            new = reader.requests - reader.carried
+            return record.now - (reader.start_s or 0.0) > self._window_s or new > MOST_REQUESTS
         return self._splits and isinstance(record.event, GroupsSubmitted) and not reader.open_requests
 
     def runs(self) -> list[RunData]:

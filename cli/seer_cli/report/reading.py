@@ -151,6 +151,8 @@ class RunReader(Observer):
     _follower: ChunkFollower = attrs.Factory(ChunkFollower)
     open_requests: int = 0
     """The requests that are not over."""
+    carried: int = 0
+    """The requests of groups that were open when it began as a ``successor``."""
     _open_groups: dict[str, GroupStory] = attrs.Factory(dict)
     _requests: dict[str, ReadRequest] = attrs.Factory(dict)
     """The requests that have begun and are not over."""
@@ -225,7 +227,7 @@ class RunReader(Observer):
         specs = tuple(group.spec for group in before._open_groups.values())
         self._follower.acting = dict.fromkeys(before._follower.acting, before._follower.now)
         self.read(TraceRecord(before._follower.now, GroupsSubmitted(specs), sent))
-        self.open_requests = before.open_requests
+        self.open_requests, self.carried = before.open_requests, self.requests
         for name, old_request in before._requests.items():
             request = self._request(name)
             assert request is not None
