@@ -75,8 +75,8 @@ class Server:
     """Whether its steps have been timed since a response was sent away from here for their sake."""
     begun_s: float = 0.0
     """When the first response was sent here."""
-    leaving: tuple[Request, Server] | None = None
-    """The last response that was to end here for the sake of another server, and that one."""
+    leaving: dict[Request, Server] = attrs.Factory(dict)
+    """The responses that were last to end here for the sake of another server, and that one."""
 
     @property
     def free_tokens(self) -> float:
@@ -272,8 +272,7 @@ class Servers:
     def _faster_for(self, request: Request) -> Server | None:
         """Return the server for which a response has been ended, if it still has a place."""
         for server in self._servers.values():
-            if server.leaving is not None and server.leaving[0] is request:
-                faster, server.leaving = server.leaving[1], None
+            if (faster := server.leaving.pop(request, None)) is not None:
                 has_place = faster.status.free_slots > 0 and faster in self._servers.values()
                 return faster if has_place and self._admits(faster, request) else None
         return None
@@ -303,21 +302,34 @@ class Servers:
         return found
 
     def _to_faster(self) -> Sequence[Request]:
-        """Return the request that saves most time on a server with shorter steps, while none waits."""
+        """Return the requests that save most time on a server with shorter steps, while none waits.
+
+        They are so few that its steps stay shorter even if they grow in proportion to the requests.
+        """
         for server in self._servers.values():
             if not (server.timed and server.measured) or server.ending:
                 continue
             others = self._servers.values()
             faster = [each for each in others if each.timed and each.step_s * SLOWER < server.step_s]
-            if not faster or not (here := list(server.divisible(oldest=True))):
+            if not faster:
                 continue
-            request = max(here, key=server.left)
             best = max(faster, key=lambda each: each.free_tokens)
-            tokens = request.context_tokens + server.written(request)
-            saved_s = server.left(request) * (server.step_s - best.step_s)
-            has_place = best.status.free_slots > 0 and best.free_tokens > tokens - best.prompt_tokens(request)
-            if has_place and saved_s > PAYS * best.cost_s(request, tokens):
-                server.ending[request] = None
-                server.measured, server.leaving = False, (request, best)
-                return [request]
+            server.leaving = dict.fromkeys(self._leaving(server, best), best)
+            if server.leaving:
+                server.ending |= dict.fromkeys(server.leaving)
+                server.measured = False
+                return list(server.leaving)
         return []
+
+    def _leaving(self, server: Server, best: Server) -> Iterator[Request]:
+        """Iterate over those that have a place on a faster server, and save more time than the move costs."""
+        free, running = best.free_tokens, max(1, len(best.sent))
+        most = max(1, int(running * server.step_s / best.step_s) - len(best.sent))
+        most = min(most, best.status.free_slots)
+        for request in sorted(server.divisible(oldest=True), key=server.left, reverse=True)[:most]:
+            tokens = request.context_tokens + server.written(request)
+            free -= tokens - best.prompt_tokens(request)
+            saved_s = server.left(request) * (server.step_s - best.step_s)
+            if free <= 0 or saved_s <= PAYS * best.cost_s(request, tokens):
+                return
+            yield request

@@ -109,8 +109,8 @@ def test_at_the_level_distributed_responses_are_ended():
     assert cluster.report("a", 3, 1, 0.99) == ["g/3"]
 
 
-def slow_and_fast() -> tuple[Cluster, list[str], list[str]]:
-    """Return two servers, and the four responses that each has had for eight seconds."""
+def slow_and_fast(faster: float = 8.0) -> tuple[Cluster, list[str], list[str]]:
+    """Return two servers, one faster than the other, and the four responses that each has had for a while."""
     cluster = Cluster()
     cluster.serve("slow", 2000)
     cluster.serve("fast", 2000)
@@ -118,7 +118,7 @@ def slow_and_fast() -> tuple[Cluster, list[str], list[str]]:
     here = [key for key, chunk in cluster.in_flight.items() if chunk.instance_id == "slow"]
     there = [key for key in cluster.in_flight if key not in here]
     assert len(here) == len(there) == 4
-    cluster.write("fast", 4, 32, 8.0)
+    cluster.write("fast", 4, 32, faster)
     return cluster, here, there
 
 
@@ -128,12 +128,21 @@ def leaving(cluster: Cluster, ended: list[str]) -> list[str]:
     return [each.request_id for each in commands if isinstance(each, EndChunk)]
 
 
-def test_the_longest_leaves_a_slow_server_once_nothing_waits():
+def test_the_longest_leave_a_slow_server_once_nothing_waits():
     cluster, here, there = slow_and_fast()
     left = cluster.report("slow", 4, 0, (10 + 4 * 33) / 2000)
-    assert left == [here[-1]]
-    assert leaving(cluster, there[:3]) == [], "one at a time, until the slow server has been timed again"
+    assert left == here[::-1]
+    assert leaving(cluster, there[:3]) == []
+    assert [sent(cluster.finish(key, 30))[key].instance_id for key in left] == ["fast"] * 4
+
+
+def test_no_more_leave_at_once_than_keep_steps_shorter():
+    cluster, here, there = slow_and_fast(faster=1.4)
+    left = cluster.report("slow", 4, 0, (10 + 4 * 33) / 2000)
+    assert left == [here[-1], here[-2]], "with six a step may take 1.5 times as long as with four"
+    assert leaving(cluster, there[:3]) == []
     assert sent(cluster.finish(left[0], 30))[left[0]].instance_id == "fast"
+    assert cluster.report("slow", 3, 0, (10 + 3 * 34) / 2000) == []
 
 
 def test_no_response_leaves_for_a_time_that_no_load_has_shown():
@@ -168,7 +177,7 @@ def test_a_prompt_that_no_sibling_holds_is_computed_again_after_an_end():
 
 def test_a_response_goes_to_the_server_for_which_it_was_ended():
     cluster, _, there = slow_and_fast()
-    [left] = cluster.report("slow", 4, 0, (10 + 4 * 33) / 2000)
+    left, *_ = cluster.report("slow", 4, 0, (10 + 4 * 33) / 2000)
     leaving(cluster, there[:3])
     cluster.report("fast", 1, 0, 0.7)
     assert sent(cluster.finish(left, 30))[left].instance_id == "fast", "though less is free there"
