@@ -113,6 +113,14 @@ def test_what_the_engine_has_found_meanwhile_is_not_loaded(requests):
     assert requests.stage("a", 6, []) == 0
 
 
+def test_no_more_is_promised_than_the_last_call_asked_for(requests):
+    requests.stage("a", 0, keys(6))
+    settle(requests)
+    assert requests.stage("a", 0, keys(6)) == 6
+    assert requests.stage("a", 1, keys(5)[1:]) == 4
+    assert np.array_equal(requests.take("a").blocks, rows(1, 2, 3, 4))
+
+
 def test_what_the_engine_has_lost_meanwhile_is_copied_too(requests):
     requests.stage("a", 3, keys(6)[3:])
     settle(requests)

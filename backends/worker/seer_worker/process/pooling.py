@@ -52,12 +52,12 @@ class FetchedBlocks:
         rows = self.memory.blocks if isinstance(self.memory, SharedBlocks) else self.memory
         return rows[self.skip : self.skip + self.count]
 
-    def from_block(self, first: int) -> FetchedBlocks | None:
-        """Return those from another number on, None if that is before them."""
+    def from_block(self, first: int, most: int) -> FetchedBlocks | None:
+        """Return so many from another number on at most, None if that is before them."""
         passed = first - self.first
         if passed < 0:
             return None
-        return FetchedBlocks(first, self.memory, max(0, self.count - passed), self.skip + passed)
+        return FetchedBlocks(first, self.memory, min(most, max(0, self.count - passed)), self.skip + passed)
 
 
 class PooledRequests:
@@ -97,7 +97,7 @@ class PooledRequests:
             del self._coming[request_id]
             self._staged[request_id] = coming.result()
         staged = self._staged.pop(request_id, None)
-        found = None if staged is None else staged.from_block(first)
+        found = None if staged is None else staged.from_block(first, len(keys))
         if found is None:
             there = self._find(request_id, first, keys)
             if self.awaited_blocks is not None and there > self.awaited_blocks:
