@@ -7,9 +7,9 @@ import pytest
 from msgspec import structs
 from seer_worker.process.streams import PIECE_INTERVAL_S
 from seer_worker.process.worker import Worker
-from seer_worker.wire import AbortChunk, EndChunkEarly, Finished, Start, Streamed, Submit
+from seer_worker.wire import AbortChunk, EndChunkEarly, Failed, Finished, Start, Streamed, Submit
 
-from seer_core.model import Sampling
+from seer_core.model import Sampling, StructuredOutputs
 from seer_core.ports.engine import ChunkJob
 
 
@@ -121,6 +121,26 @@ def test_a_chunk_that_is_to_end_and_is_begun_anew_ends_early_all_the_same(worker
     made.step()
     assert made.adapter.ending == ["j"]
     made.step()
+    assert not made.busy
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("it is no grammar"), "it is no grammar"),
+        (ImportError("no xgrammar"), "this engine follows no structured_outputs: ImportError: no xgrammar"),
+    ],
+)
+def test_a_chunk_whose_grammar_cannot_be_read_fails_alone(worker, monkeypatch, error, reason):
+    def refuse(*model):
+        raise error
+
+    monkeypatch.setattr("seer_worker.sampling.grammars.grammars_of", refuse)
+    made, sent = worker("Streaming")
+    made.adapter.vocab_size = 64
+    formed = structs.replace(job(), sampling=Sampling(structured_outputs=StructuredOutputs(json_object=True)))
+    made.handle(Submit(formed))
+    assert sent == [(Failed("j", reason),)]
     assert not made.busy
 
 

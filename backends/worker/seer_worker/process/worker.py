@@ -405,12 +405,15 @@ class Worker:
         return method
 
     def _check_grammar(self, wanted: StructuredOutputs) -> None:
-        from seer_worker.sampling.grammars import grammars_of  # imports torch
-
         try:
+            from seer_worker.sampling.grammars import grammars_of  # imports torch
+
             grammars_of(self._tokenizer_dir, self.adapter.vocab_size).compile(wanted)
         except ValueError as error:
             raise Rejected(str(error)) from error
+        except Exception as error:  # of libraries that are not here, or cannot read this tokenizer
+            flaw = f"{type(error).__name__}: {error}"
+            raise Rejected(f"this engine follows no structured_outputs: {flaw}") from error
 
     def _stopped(self, ended: Sequence[EndedChunk]) -> Sequence[EndedChunk]:
         """Return the chunks that a step has ended, with those that end at a stop string."""
