@@ -179,7 +179,8 @@ class SglangEngine:
         self._verifier = drafting.KeyedVerifier(self.sampler, self._end_token_ids)
         self._live: list[str] = []
         """The ids of the requests for which drafts are wanted now, in order."""
-        self._verified: list[str] = []
+        self._verified: list[tuple[str, int]] = []
+        """The ids of the requests of a step with drafts, and how many tokens each had written before."""
         if proposer is not None:
             proposer.request_ids = lambda: self._live
         if self._room is not None:
@@ -450,17 +451,20 @@ class SglangEngine:
     def _book_drafts(self, batch: ScheduleBatch) -> None:
         """Note what became of the drafts of a step, whose requests may have left the batch since."""
         verifier = self._verifier
-        for rid, depth, accepted, kept in zip(
+        for (rid, before), depth, accepted, kept in zip(
             self._verified, verifier.deepest, verifier.accepted, verifier.kept, strict=True
         ):
             chunk = self.chunks.get(rid)
             if chunk is not None:
+                written = len(chunk.token_ids) - before
+                if written < kept:  # it ended at one of the drafts
+                    accepted = kept = written
                 chunk.account.computed_tokens += kept - 1
                 chunk.account.reached(depth, accepted, kept)
 
     def _propose(self, reqs: Sequence[Req]) -> drafting.Trees:
         """Return trees for those of these requests that are still wanted."""
-        self._verified = [req.rid for req in reqs]
+        self._verified = [(req.rid, len(req.output_ids)) for req in reqs]
         assert self._room is not None
         trees = self.ranks.agreed(lambda: self._trees(reqs))
         self.computed = Step(len(reqs), self._room.width(trees) * len(reqs))

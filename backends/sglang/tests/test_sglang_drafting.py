@@ -136,6 +136,22 @@ def test_logprobs_are_those_without_drafts(roomy, drafting, texts, prompts):
         expect_same_tops(drafted.top_logprobs, plain.top_logprobs, 1e-4)
 
 
+def test_steps_and_positions_behind_the_end_of_a_chunk_do_not_count(roomy, drafting, texts, prompts):
+    whole = roomy.whole(prompts(4), PLAIN, TOKENS)
+    known(texts, prompts(4), whole)
+    drafting.group = "right"
+    ends = [next(at for at in range(12, len(each)) if each[at] not in each[:at]) for each in whole]
+    jobs = [
+        drafting.job(prompt, TOKENS, seed, Sampling(1.0, stop_token_ids=(whole[seed][ends[seed]],)))
+        for seed, prompt in enumerate(prompts(4))
+    ]
+    for output, response, end in zip(drafting.run(drafting.chunks(jobs)), whole, ends, strict=True):
+        assert output.token_ids == response[: end + 1]
+        assert output.stopped
+        assert output.computed_tokens == output.prefilled_tokens + end
+        assert output.steps - (end + 1 - sum(output.accepted_at)) in (0, 1)  # 1 where a draft was the end
+
+
 def test_a_response_that_fills_its_row_is_drafted_to_its_end_and_leaves_its_kv(
     roomy, drafting, texts, prompts
 ):
