@@ -215,8 +215,9 @@ class VllmAdapter(EngineAdapter):
 
     def end_chunk(self, job_id: str) -> None:
         """Let a running chunk end with its next token."""
-        request = self._scheduler.requests[self._requests[job_id]]
-        request.max_tokens = min(request.max_tokens, request.num_output_tokens + 1)
+        request = self._scheduler.requests.get(self._requests[job_id])
+        if request is not None:  # else it has ended early, in a step that is still under way
+            request.max_tokens = min(request.max_tokens, request.num_output_tokens + 1)
 
     def stop_chunk(self, job_id: str) -> EndedChunk:
         """End a running chunk at once; return it with all that it has written."""

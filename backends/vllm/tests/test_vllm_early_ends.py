@@ -163,3 +163,16 @@ def test_tokens_that_a_preempted_request_loads_again_are_none_of_those_it_was_le
     request.num_preemptions = 0
     connector.update_state_after_alloc(request, None, BLOCK)
     assert stats.pool_tokens == BLOCK
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
+def test_a_chunk_whose_early_end_is_not_reported_yet_may_be_asked_to_end():
+    skip_without("vllm")
+    from seer_vllm.instance import VllmAdapter
+
+    adapter, running = object.__new__(VllmAdapter), SimpleNamespace(max_tokens=90, num_output_tokens=7)
+    adapter._scheduler = SimpleNamespace(requests={"here": running})
+    adapter._requests = {"a": "here", "b": "ended"}
+    adapter.end_chunk("b")
+    adapter.end_chunk("a")
+    assert running.max_tokens == 8
