@@ -37,20 +37,32 @@ def released(pool, instance_id, block_bytes):
     )
 
 
-def expect_the_kv_of_a_turn_until_its_group_is_over(pair, prompt, expected, block, dropped):
+def stopping(expected, by_text):
+    """Return after how many of its tokens a response ends, and the sampling under which it does."""
+    if not by_text:
+        stop = next(token for token in expected[50:] if expected.index(token) >= 50)
+        return expected.index(stop) + 1, Sampling(1.0, stop_token_ids=(stop,))
+    words = [f"w{token}" for token in expected]
+    for size in range(50, len(words)):
+        stop = " ".join(words[size - 2 : size])
+        if stop not in " ".join(words[: size - 1]):
+            return size, Sampling(1.0, stop=(stop,))
+    raise AssertionError("no words are new")
+
+
+def expect_the_kv_of_a_turn_until_its_group_is_over(pair, prompt, expected, block, dropped, *, by_text=False):
     """Stop on the one instance and go on at the other, which both have forgotten the prompt.
 
     ``expected`` is the response to it by seed 0 at temperature 1, ``dropped`` returns how many blocks the
-    pool has dropped.
+    pool has dropped; ``by_text`` the turn ends with a stop string.
     """
     a, b = pair
     a.group = b.group = "turns"
-    stop = next(token for token in expected[50:] if expected.index(token) >= 50)
-    stops = Sampling(1.0, stop_token_ids=(stop,))
+    size, stops = stopping(expected, by_text)
     first = structs.replace(a.job(list(prompt), 100, 0, stops), prompt_tokens=len(prompt), turns=True)
     [output] = a.run(a.chunks([first]))
     assert output.stopped
-    assert output.token_ids == expected[: expected.index(stop) + 1]
+    assert output.token_ids == expected[:size]
     text, answer = [*prompt, *output.token_ids], [5, 6, 7]
     job = b.job([*text, *answer], 8, 0, stops)
     later = structs.replace(job, prompt_tokens=len(prompt), turns=True, turn_start=len(text) + len(answer))
@@ -65,14 +77,15 @@ def expect_the_kv_of_a_turn_until_its_group_is_over(pair, prompt, expected, bloc
     assert dropped() == full
 
 
-def expect_the_kv_of_a_trajectory_until_it_is_forgotten(pair, prompt, expected, block, dropped):
+def expect_the_kv_of_a_trajectory_until_it_is_forgotten(
+    pair, prompt, expected, block, dropped, *, by_text=False
+):
     """Write turns that are responses of their own, each on the other instance than the one before.
 
-    ``expected`` and ``dropped`` are as above.  The second turn is cut at its limit.
+    ``expected``, ``dropped`` and ``by_text`` are as above.  The second turn is cut at its limit.
     """
-    stop = next(token for token in expected[50:] if expected.index(token) >= 50)
     text, full = list(prompt), 0
-    for number, (tokens, sampling) in enumerate(((100, Sampling(1.0, stop_token_ids=(stop,))), (40, PLAIN))):
+    for number, (tokens, sampling) in enumerate(((100, stopping(expected, by_text)[1]), (40, PLAIN))):
         here = pair[number % 2]
         here.group = f"turn {number}"
         job = structs.replace(here.job(text, tokens, 0, sampling), last=True, trajectory="t")

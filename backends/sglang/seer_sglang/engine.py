@@ -314,9 +314,15 @@ class SglangEngine:
             if chunk.writing.job.id in dropped:
                 if self.pooling is not None:
                     self.pooling.give_up(rid)
-                self._forget(rid)
-                self.routing.forget(rid)
-                self.scheduler.abort_request(AbortReq(rid=rid))
+                self._drop(rid)
+
+    @in_all_ranks
+    def stop(self, job_id: str) -> None:
+        """Drop a chunk whose response, or turn, has ended with what it has just written."""
+        req = self.chunk(job_id).req
+        if self.pooling is not None:
+            self.pooling.end(req.rid, *self._text_and_slots(req.rid, req.owned_kv_len()), cut=False)
+        self._drop(req.rid)
 
     @in_all_ranks
     def end(self, job_id: str) -> None:
@@ -497,6 +503,11 @@ class SglangEngine:
     def _may_end_early(self, req: Req) -> bool:
         chunk = self.chunks.get(req.rid)
         return chunk is not None and chunk.writing.job.may_end_early and len(req.output_ids) > 0
+
+    def _drop(self, rid: str) -> None:
+        self._forget(rid)
+        self.routing.forget(rid)
+        self.scheduler.abort_request(AbortReq(rid=rid))
 
     def _forget(self, rid: str) -> Chunk:
         if self._proposer is not None:

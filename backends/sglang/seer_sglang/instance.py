@@ -141,7 +141,7 @@ class SglangAdapter(EngineAdapter):
         tokens, logprobs = self.written(job_id, 0)
         tops = self.top_logprobs(job_id, 0, len(tokens))
         ended = attrs.evolve(self._ended(chunk), token_ids=tokens, logprobs=logprobs, top_logprobs=tops)
-        self.engine.abort([job_id])
+        self.engine.stop(job_id)
         return attrs.evolve(ended, stopped=True, failure=None)
 
     def step(self) -> list[EndedChunk]:

@@ -40,6 +40,7 @@ KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their
 BLOCK_BYTES = BLOCK * KV_BYTES_PER_TOKEN
 KV_BYTES = 40 * 1024 * KV_BYTES_PER_TOKEN
 TOKENS = 120
+BY_TEXT = pytest.mark.parametrize("by_text", [False, True], ids=["stop token", "stop string"])
 
 
 @pytest.fixture(scope="module")
@@ -289,18 +290,24 @@ def test_what_was_saved_of_a_running_chunk_is_dropped_if_it_ends_its_response(
     a.group = "group"
 
 
-def test_the_kv_of_a_turn_is_in_the_pool_until_its_group_is_over(pair, pool, whole, prompts):
+@BY_TEXT
+def test_the_kv_of_a_turn_is_in_the_pool_until_its_group_is_over(pair, pool, whole, prompts, by_text):
     [prompt] = prompts(1, 70)
     [expected] = whole([prompt], PLAIN, 100)
-    expect_the_kv_of_a_turn_until_its_group_is_over(pair, prompt, expected, BLOCK, lambda: dropped(pool))
+    expect_the_kv_of_a_turn_until_its_group_is_over(
+        pair, prompt, expected, BLOCK, lambda: dropped(pool), by_text=by_text
+    )
     for here in pair:
         here.group = "group"
 
 
-def test_the_kv_of_a_trajectory_is_in_the_pool_until_it_is_forgotten(pair, pool, whole, prompts):
+@BY_TEXT
+def test_the_kv_of_a_trajectory_is_in_the_pool_until_it_is_forgotten(pair, pool, whole, prompts, by_text):
     [prompt] = prompts(1, 70)
     [expected] = whole([prompt], PLAIN, 100)
-    expect_the_kv_of_a_trajectory_until_it_is_forgotten(pair, prompt, expected, BLOCK, lambda: dropped(pool))
+    expect_the_kv_of_a_trajectory_until_it_is_forgotten(
+        pair, prompt, expected, BLOCK, lambda: dropped(pool), by_text=by_text
+    )
     for here in pair:
         here.group = "group"
 

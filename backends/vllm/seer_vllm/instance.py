@@ -39,6 +39,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.prometheus import get_prometheus_registry
+from vllm.v1.request import RequestStatus
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
@@ -225,6 +226,8 @@ class VllmAdapter(EngineAdapter):
         tops = self.top_logprobs(job_id, 0, len(tokens))
         state = self.engine.output_processor.request_states[self._requests[job_id]]
         assert state.logprobs_processor is not None
+        # Of a turn that is over the connector saves the KV, as it does not of an abort.
+        self._scheduler.finish_requests(self._requests[job_id], RequestStatus.FINISHED_STOPPED)
         [account] = self._leave([job_id])
         return EndedChunk(
             job_id,

@@ -38,6 +38,7 @@ BLOCK = 32
 BLOCK_BYTES = BLOCK * 4 * 2 * 2 * 32 * 4
 KV_BYTES = 40 * 1024 // BLOCK * BLOCK_BYTES
 TOKENS = 130
+BY_TEXT = pytest.mark.parametrize("by_text", [False, True], ids=["stop token", "stop string"])
 
 
 @pytest.fixture(scope="module")
@@ -200,19 +201,25 @@ def test_a_response_that_is_over_is_dropped_at_once_and_its_prompt_with_its_grou
     b.group = "mixed"
 
 
-def test_the_kv_of_a_turn_is_in_the_pool_until_its_group_is_over(pair, pool, cold, prompts):
+@BY_TEXT
+def test_the_kv_of_a_turn_is_in_the_pool_until_its_group_is_over(pair, pool, cold, prompts, by_text):
     [prompt] = prompts(1, 70)
     [expected] = pair[0].whole([prompt], PLAIN, 100)
     cold()
-    expect_the_kv_of_a_turn_until_its_group_is_over(pair, prompt, expected, BLOCK, lambda: dropped(pool))
+    expect_the_kv_of_a_turn_until_its_group_is_over(
+        pair, prompt, expected, BLOCK, lambda: dropped(pool), by_text=by_text
+    )
     pair[0].group, pair[1].group = "group", "mixed"
 
 
-def test_the_kv_of_a_trajectory_is_in_the_pool_until_it_is_forgotten(pair, pool, cold, prompts):
+@BY_TEXT
+def test_the_kv_of_a_trajectory_is_in_the_pool_until_it_is_forgotten(pair, pool, cold, prompts, by_text):
     [prompt] = prompts(1, 70)
     [expected] = pair[0].whole([prompt], PLAIN, 100)
     cold()
-    expect_the_kv_of_a_trajectory_until_it_is_forgotten(pair, prompt, expected, BLOCK, lambda: dropped(pool))
+    expect_the_kv_of_a_trajectory_until_it_is_forgotten(
+        pair, prompt, expected, BLOCK, lambda: dropped(pool), by_text=by_text
+    )
     pair[0].group, pair[1].group = "group", "mixed"
 
 
