@@ -210,6 +210,17 @@ def test_servers_that_slept_and_have_new_weights_are_looked_at_and_serve_the_nex
     assert metrics["seer/fallbacks"] == 0
 
 
+def test_a_validation_takes_no_canary_from_the_step_after_it_with_the_same_weights(config):
+    async def play():
+        async with scheduling([StandInServer("one"), StandInServer("two")], config, canary=2) as scheduler:
+            for name in ("val", "1"):
+                groups = [(f"{name}-0", 3)]
+                await step(scheduler, [job(f"{name}-0", i) for i in range(3)], groups)
+            return scheduler.metrics()
+
+    assert asyncio.run(play())["seer/canary_compared"] == 4
+
+
 def test_a_server_that_is_paused_in_mid_step_is_not_lost(config):
     servers = [StandInServer("one", token_s=0.002), StandInServer("two", token_s=0.002)]
 

@@ -196,7 +196,8 @@ class DirectWriter:
 
 @attrs.define(eq=False)
 class Canary:
-    """Has ``each_step`` responses of each version of the weights written again, whole on one server.
+    """Has ``each_step`` responses of each version of the weights written again, whole on one server; or of
+    each step, where its owner names those.
 
     ``compared`` counts them, ``different`` those whose tokens were not the same.  After ``stop_after``
     different ones the scheduler is not used any more.
@@ -216,6 +217,10 @@ class Canary:
     def stopped(self) -> bool:
         """Whether so many responses differed that the scheduler is not used any more."""
         return bool(self.stop_after) and self.different >= self.stop_after
+
+    def begin_step(self) -> None:
+        """Compare as many responses again, though the weights may be the same."""
+        self._version = -1
 
     def look(self, group: PromptGroup, completion: Completion) -> None:
         """Compare a response, if its turn has come."""

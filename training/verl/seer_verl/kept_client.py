@@ -7,11 +7,14 @@ tokens so far behind its prompt.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import pickle
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 from uuid import uuid4
+from weakref import WeakValueDictionary
 
 import ray
 from verl.utils import normalize_token_ids
@@ -56,13 +59,20 @@ class KeptClient(LLMServerClient):
         self._logged = False
         self._opened = False
         self._under_way: dict[str, _Turn] = {}
+        self._stored: WeakValueDictionary[str, _Stored] = WeakValueDictionary()
         self._watching: asyncio.Task[None] | None = None
         actor = ray.remote(num_cpus=0, max_concurrency=1 << 16, max_restarts=-1)(RowScheduler)
         self.scheduler: Any = actor.remote(handles_of(balancer), rollout.name, self.settings)
         log_with(self._figures)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_under_way": {}, "_watching": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_stored"} | {
+            "_under_way": {},
+            "_watching": None,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= {**state, "_stored": WeakValueDictionary()}
 
     def _figures(self) -> dict[str, float]:
         """Return the figures of the last step; the fallbacks alone where Seer does not answer at once."""
@@ -147,7 +157,8 @@ class KeptClient(LLMServerClient):
         """Return the next turn of the row that runs, as verl's client does; see its method."""
         prompt = list(normalize_token_ids(prompt_ids))
         row = ROW.get() or BatchRow(request_id, 0, 0)
-        turn = _Turn(self._job(row, prompt, sampling_params, more))
+        arguments = self._arguments(more)
+        turn = _Turn(self._job(row, prompt, sampling_params, arguments), arguments)
         row.turns += 1
         if not row.batch:
             reason = "no batch is open with it"
@@ -179,7 +190,11 @@ class KeptClient(LLMServerClient):
         return await self._without(row, turn, reason, request_id, prompt, sampling_params, more)
 
     def _job(
-        self, row: BatchRow, prompt: list[int], sampling_params: Mapping[str, Any], more: Mapping[str, Any]
+        self,
+        row: BatchRow,
+        prompt: list[int],
+        sampling_params: Mapping[str, Any],
+        arguments: Mapping[str, Any],
     ) -> RowJob:
         rollout = self.config.actor_rollout_ref.rollout
         room = min(rollout.response_length, rollout.prompt_length + rollout.response_length - len(prompt))
@@ -196,7 +211,10 @@ class KeptClient(LLMServerClient):
             turn=row.turns,
             prompt_token_ids=prompt,
             fields=fields,
-            arguments={name: [value] for name, value in self._arguments(more).items()},
+            arguments={
+                name: [value.reference if isinstance(value, _Stored) else value]
+                for name, value in arguments.items()
+            },
             sampling_params=left,
             iteration=row.iteration,
         )
@@ -204,7 +222,7 @@ class KeptClient(LLMServerClient):
     def _arguments(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return the further arguments of a server's ``generate``, as verl's client passes them on.
 
-        What is large is put into Ray's store once, and passes by the scheduler as a reference.
+        What is large is put into Ray's store, and passes by the scheduler as a reference.
         """
         given = dict(more)
         features = given.pop("mm_processor_output", None)
@@ -217,7 +235,15 @@ class KeptClient(LLMServerClient):
             given.pop("mm_processor_kwargs", None)
         found = {name: value for name, value in given.items() if value is not None}
         media = ("image_data", "video_data", "audio_data")
-        return {name: ray.put(value) if name in media else value for name, value in found.items()}
+        return {name: self._put(value) if name in media else value for name, value in found.items()}
+
+    def _put(self, value: Any) -> _Stored:
+        """Put a value into Ray's store, once for all turns under way that have it, as those of a group do."""
+        name = hashlib.sha256(pickle.dumps(value)).hexdigest()
+        found = self._stored.get(name)
+        if found is None:
+            found = self._stored[name] = _Stored(ray.put(value))
+        return found
 
     # Without Seer.
 
@@ -289,11 +315,18 @@ class KeptClient(LLMServerClient):
                     known.label = found["label"]
 
 
+class _Stored:
+    """A value in Ray's store, which stays there as long as this."""
+
+    def __init__(self, reference: Any) -> None:
+        self.reference = reference
+
+
 class _Turn:
     """A turn under way: its tokens so far, and whether Seer has failed at it."""
 
-    def __init__(self, job: RowJob) -> None:
-        self.job = job
+    def __init__(self, job: RowJob, arguments: Mapping[str, Any]) -> None:
+        self.job, self._arguments = job, arguments
         self.name = job.request_id
         self.tokens: list[int] = []
         self.logprobs: list[float] = []

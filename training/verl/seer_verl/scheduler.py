@@ -175,7 +175,10 @@ class RowScheduler:
             rows = sum(n for _, n in groups)
             self._require().reserve(rows)
             self._batches[batch] = _Batch({name: _OpenGroup(name, n) for name, n in groups}, rows)
-            self._step = step_of(name for name, _ in groups)
+            step = step_of(name for name, _ in groups)
+            if step != self._step:
+                self._require().canary.begin_step()
+            self._step = step
 
     async def end(self, batch: str) -> dict[str, float]:
         """Close a batch: rows that were never asked for are given up.  Returns the step's figures."""

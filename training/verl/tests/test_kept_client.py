@@ -7,11 +7,13 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import seer_verl.kept_client
 from batches import batch, responses
 from seer_verl.agent_loop import AgentLoopManager, AgentLoopWorker
 from seer_verl.kept_client import KeptClient
+from seer_verl.rows import ROW, BatchRow
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
@@ -217,6 +219,30 @@ def test_so_do_more_than_are_allowed_that_seer_s_scheduler_has_had_written_in_se
     scheduler.generate = without
     with pytest.raises(RuntimeError, match=r"5 responses of this run may be written without it"):
         manager.generate_sequences(batch(groups=4, step=1))
+
+
+def test_an_image_is_put_into_rays_store_once_for_all_rows_of_a_group_under_way(start, monkeypatch):
+    manager, servers, _ = start(token_s=0.01)
+    client, put = manager.llm_client, []
+    monkeypatch.setattr(seer_verl.kept_client.ray, "put", lambda value: put.append(value) or value)
+
+    async def row(batch, index):
+        ROW.set(BatchRow("1-0", index, 1, batch=batch))
+        image = np.full((4, 4, 3), 9, np.uint8)  # each row has a copy of its own
+        return await client.generate("a", prompt_ids=[5, 6], sampling_params={}, image_data=[image])
+
+    async def play():
+        for _ in range(2):
+            async with client.reserved([{"group_id": "1-0", "n": 3}], 1) as batch:
+                await asyncio.gather(*(asyncio.create_task(row(batch, index)) for index in range(3)))
+            await client._watching  # which ends with the last turn
+
+    asyncio.run(play())
+    assert len(put) == 2  # and nothing is kept once the rows are over
+    shown = [each["image_data"] for server in servers for each in server.requests if "image_data" in each]
+    assert shown
+    assert all((image == 9).all() for [image] in shown)
+    assert not client._stored
 
 
 async def failing(job):
