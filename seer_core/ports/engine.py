@@ -246,7 +246,8 @@ class ForeignInstance(Protocol):
     Seer neither starts nor ends it, so a loss uses up no restart: the instance comes back with its server.
     It is a ``PlaceSeeker``, whose ``find_place`` waits for that, and waits longer after short lives.  One
     whose owner has paused it is ``leaving``, and ``find_place`` waits until the pause is over.  The owner may
-    load new weights into it: ``update_weights`` with the source ``OWNER`` checks that, and loads none.
+    load new weights into it: ``update_weights`` with the source ``OWNER`` checks that, and loads none.  Where
+    all such instances are down it is called too; each then notes the version alone, and returns None.
     """
 
     address: str

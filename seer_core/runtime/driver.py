@@ -90,6 +90,11 @@ class Driver:
         return self._fleet.asleep
 
     @property
+    def places_missing(self) -> Mapping[str, str]:
+        """Why instances have no place, where none is alive nor about to be; empty otherwise."""
+        return self._fleet.places_missing
+
+    @property
     def drafter(self) -> Slot[Drafter] | None:
         """The drafter that instances use, if any."""
         return self._fleet.drafter
@@ -270,9 +275,9 @@ class Driver:
             EngineError: the weights could not be kept, or no instance could load them; the old ones stay.
         """
         self._controller.require_idle("update weights", WeightVersionError)
-        if not self.alive:
-            await self._settle("update weights", WeightVersionError)
         spec = source if isinstance(source, WeightSpec) else directory(source)
+        if not self.alive and spec.path != OWNER:
+            await self._settle("update weights", WeightVersionError)
         self._controller.forget_kv()
         return await _to_its_end(self._fleet.update_weights(spec, version))
 
@@ -280,8 +285,8 @@ class Driver:
         """Serve weights that the owner of the servers has loaded into them, and return their version.
 
         It is for servers that run already and belong to others; each is looked at, and one whose
-        weights differ from the others' is lost until they are the same.  ``version`` and errors are those of
-        ``update_weights``.
+        weights differ from the others' is lost until they are the same.  Where all are away or paused they
+        are looked at as they return.  ``version`` and errors are those of ``update_weights``.
         """
         return await self.update_weights(WeightSpec(OWNER, {}), version)
 
@@ -299,7 +304,7 @@ class Driver:
         """
         if self._fleet.asleep:
             return 0
-        await self._settle("put the instances to sleep")
+        await self._settle("put the instances to sleep", need_one=False)
         self._controller.forget_kv()
         return await self._fleet.sleep()
 
@@ -327,10 +332,10 @@ class Driver:
         """
         return self._controller.begin(make_rollout, most_requests, make_extender)
 
-    async def _settle(self, what: str, error: type[SeerError] = SeerError) -> None:
+    async def _settle(self, what: str, error: type[SeerError] = SeerError, *, need_one: bool = True) -> None:
         """Wait for instances that are being started again; nothing else may be under way, nor begin."""
         self._controller.require_idle(what, error)
-        await self._fleet.restarts_over()
+        await self._fleet.restarts_over(need_one=need_one)
         self._controller.require_idle(what, error)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import cast
 
@@ -39,7 +39,7 @@ from seer_core.ports.engine import (
     Tokenizer,
 )
 from seer_core.ports.kv import KVPool
-from seer_core.ports.weights import WeightSpec, WeightStore
+from seer_core.ports.weights import OWNER, WeightSpec, WeightStore
 from seer_core.runtime.observers import stop_strategy
 from seer_core.runtime.restarts import LONGEST_PAUSE_S, MOST_DOUBLINGS, RestartBudget, RestartsTable
 from seer_core.runtime.weights import WeightVersions
@@ -112,6 +112,8 @@ class Fleet:
         self._restarts: dict[str, asyncio.Task[None]] = {}
         self._following: asyncio.Task[None] | None = None
         self._without_place: set[str] = set()
+        self._missing: dict[str, str] = {}
+        """What each of them lacks."""
         self._astray: set[str] = set()
         """Servers that have other weights than their owner has loaded into the others."""
         self._looks: set[asyncio.Event] = set()
@@ -148,6 +150,13 @@ class Fleet:
     def asleep(self) -> bool:
         """Whether the instances sleep, or are about to, or about to wake."""
         return not self._awake.is_set()
+
+    @property
+    def places_missing(self) -> Mapping[str, str]:
+        """Why instances have no place, where none is alive nor about to be; empty otherwise."""
+        if self.alive or self._restarts.keys() - self._without_place:
+            return {}
+        return {name: self._missing.get(name, "") for name in self._restarts}
 
     # Lives.
 
@@ -401,12 +410,12 @@ class Fleet:
 
     # Losses.
 
-    async def restarts_over(self) -> None:
+    async def restarts_over(self, *, need_one: bool = True) -> None:
         """Let time pass until no instance is being started again.
 
-        One that has no place yet is waited for only if no other is alive.
+        One that has no place yet is waited for only if ``need_one`` is true and no other is alive.
         """
-        while self._restarts.keys() - (self._without_place if self.alive else set()):
+        while self._restarts.keys() - (set() if need_one and not self.alive else self._without_place):
             self._restart_over.clear()
             if not await self.clock.advance(self._restart_over):
                 await asyncio.sleep(0)
@@ -467,6 +476,7 @@ class Fleet:
                 await engine.find_place(partial(self._waiting, engine.id))
             finally:
                 self._without_place.discard(engine.id)
+                self._missing.pop(engine.id, None)
             await self._awake.wait()
 
     def _has_others(self, name: str) -> bool:
@@ -488,8 +498,10 @@ class Fleet:
         finally:
             self._looks.discard(look)
             self._without_place.discard(name)
+            self._missing.pop(name, None)
 
     def _waiting(self, name: str, missing: str) -> None:
+        self._missing[name] = missing
         self._controller.apply_guarded(InstanceWaiting(name, missing))
 
     async def _pause(self, seconds: float, over: asyncio.Event | None = None) -> None:
@@ -524,6 +536,8 @@ class Fleet:
         number = self.weights.next(version)
         with self.weights.change():
             engines = {name: self.engines[name] for name in self.alive}
+            if source.path == OWNER and not engines:  # each looks at them when it is back
+                engines = {name: self.engines[name] for name in self._restarts}
             refused = await self.weights.update(source, number, engines)
             # The pool's keys carry the version, so old blocks are never read; clearing it frees their room.
             await self._clear_kv_pool()

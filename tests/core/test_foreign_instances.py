@@ -89,6 +89,27 @@ def test_weights_of_the_owner_s_are_looked_at_and_not_loaded(by_hand, foreign):
     assert [spec.path for spec in specs] == [OWNER] * 3
 
 
+def test_weights_of_the_owner_s_and_sleep_do_not_wait_for_servers_that_are_all_away(by_hand, foreign):
+    async def story():
+        x, y = foreign("x"), foreign("y")
+        async with by_hand(x, y) as runtime:
+            for each in (x, y):
+                each.there.clear()
+                each.die()
+            await aeventually(lambda: len(runtime.places_missing) == 2)
+            assert set(runtime.places_missing.values()) == {"the server is away"}
+            assert await runtime.weights_changed() == 1
+            assert await runtime.sleep() == 0
+            await runtime.wake()
+            for each in (x, y):
+                each.there.set()
+            await aeventually(lambda: len(runtime.alive) == 2)
+            assert not runtime.places_missing
+            return [spec.path for spec in x.specs + y.specs]
+
+    assert play(story()) == [OWNER] * 4
+
+
 def test_a_rollout_is_as_exact_as_its_least_exact_instance(by_hand, hand, some_groups):
     async def story(*levels):
         engines = [hand(f"x{number}") for number in range(len(levels))]

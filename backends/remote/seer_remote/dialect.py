@@ -26,6 +26,7 @@ __all__ = [
     "ServerFacts",
     "ServerLoad",
     "Unsupported",
+    "asked_of_prompt",
     "checked",
     "plain_sampling",
     "read",
@@ -202,13 +203,20 @@ async def served_model(ask: Connection) -> tuple[ServedModel, int]:
     raise Malformed("it serves no model with a longest context (max_model_len)")
 
 
-def checked(written: ServerChunk, most: int, vocab_size: int) -> ServerChunk:
+def checked(written: ServerChunk, job: ChunkJob, most: int, vocab_size: int) -> ServerChunk:
     """Return an answer in which everything is as it must be.
 
     Raises:
-        Malformed: it has too many tokens, or tokens, log-probs or counts that are none.
+        Malformed: it has too many tokens, or tokens, log-probs or counts that are none, or lacks log-probs
+            that the job asks for.
     """
-    count = len(written.token_ids)
+    count, width = len(written.token_ids), job.sampling.top_logprobs
+    if count and width and not (written.top_logprobs and written.top_logprobs.fits(width, count)):
+        raise Malformed(f"it does not report the {width} most probable tokens for each of its {count}")
+    if (asked := asked_of_prompt(job)) is not None:
+        of_prompt = written.prompt_logprobs
+        if of_prompt is None or not of_prompt.fits(asked, len(job.token_ids)):
+            raise Malformed("it does not report the log-probs of the prompt")
     if count > most:
         raise Malformed(f"it wrote {count} tokens where {most} were asked for")
     if len(written.logprobs) != count:
@@ -230,6 +238,14 @@ def checked(written: ServerChunk, most: int, vocab_size: int) -> ServerChunk:
         raise Malformed(f"it says that {most} tokens are full, and wrote {count}")
     written.logprobs = [min(each, 0.0) for each in written.logprobs]
     return written
+
+
+def asked_of_prompt(job: ChunkJob) -> int | None:
+    """Return how many others a chunk is to have with the log-probs of its prompt; None without any.
+
+    The first chunk of a response is to have them.
+    """
+    return job.sampling.prompt_logprobs if len(job.token_ids) == job.prompt_tokens else None
 
 
 def plain_sampling(job: ChunkJob) -> dict[str, Any]:

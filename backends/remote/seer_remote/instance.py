@@ -303,7 +303,11 @@ class RemoteInstance:
             paused = (await self.dialect.load()).paused
         except (Unreachable, RefusedCall, Malformed) as error:
             return f"the server at {self.address} is not ready: {error}"
-        return f"the server at {self.address} is paused by its owner" if paused else ""
+        return self._paused if paused else ""
+
+    @property
+    def _paused(self) -> str:
+        return f"the server at {self.address} is paused by its owner"
 
     async def stop(self) -> None:
         """Leave the server alone; it goes on."""
@@ -774,7 +778,7 @@ class RemoteInstance:
             written = await self.dialect.write(name, job, tokens, most, seed, self._salt)
         except UNREADABLE as error:  # such as a token's id of thousands of digits
             raise Malformed(f"its answer to a chunk is none: {describe_flaw(error)}") from error
-        return checked(written, most, self._facts.vocab_size)
+        return checked(written, job, most, self._facts.vocab_size)
 
     def _output(self, job: ChunkJob, written: ServerChunk) -> ChunkOutput:
         if any(each != self._label for each in written.versions) and self._sink is not None:
@@ -829,12 +833,14 @@ class RemoteInstance:
         """
         if self._sink is None:
             raise EngineError(f"instance {self.id!r} is down")
+        self._whole.add(job.id)  # nothing goes on with a part of it
         try:
             return await self._written(job)
         except (Unreachable, RefusedCall, Malformed) as error:
             raise EngineError(f"instance {self.id!r}, the server at {self.address}: {error}") from error
         finally:
             self._names.pop(job.id, None)
+            self._whole.discard(job.id)
 
     # Weights and caches.
 
@@ -863,8 +869,18 @@ class RemoteInstance:
         Raises:
             EngineError: it cannot; it was lost.
         """
+        if source.path == OWNER and self._sink is None:  # it is looked at when it is back
+            self._siblings.version = version
+            return None
         self._expect_idle("load weights")
         try:
+            if (await self.dialect.load()).paused:
+                if source.path != OWNER:
+                    raise EngineError(f"instance {self.id!r}: {self._paused}; resume it before")
+                self._siblings.version = version
+                if self._sink is not None:
+                    self._sink.leaving(self.id, self._paused)
+                return None
             if source.path != OWNER:
                 if source.directory is None:
                     raise EngineError(
@@ -951,7 +967,7 @@ class RemoteInstance:
                 )
             )
             if load.paused and not self._asleep:
-                sink.leaving(self.id, f"its owner has paused the server at {self.address}")
+                sink.leaving(self.id, self._paused)
                 return
             if not self._jobs or load.written is None or load.written != written:
                 written, changed_s = load.written, loop.time()

@@ -21,6 +21,7 @@ from seer_remote.dialect import (
     ServerFacts,
     ServerLoad,
     Unsupported,
+    asked_of_prompt,
     plain_sampling,
     read,
     served_model,
@@ -355,8 +356,8 @@ class Vllm:
             given["stop"] = list(how.stop)
         if how.structured_outputs is not None:
             given["structured_outputs"] = msgspec.to_builtins(how.structured_outputs)
-        if _asks_of_prompt(job):
-            given["prompt_logprobs"] = how.prompt_logprobs
+        if (asked := asked_of_prompt(job)) is not None:
+            given["prompt_logprobs"] = asked
         if self._scale_out:
             given["detokenize"] = bool(how.stop)
         else:
@@ -426,20 +427,15 @@ def _most_probable(width: int, places: Sequence[Sequence[tuple[int, float]]]) ->
     return TopLogprobs(width, tokens, logprobs)
 
 
-def _asks_of_prompt(job: ChunkJob) -> bool:
-    """Return whether a chunk is to have the log-probs of its prompt: the first one of a response is."""
-    return job.sampling.prompt_logprobs is not None and len(job.token_ids) == job.prompt_tokens
-
-
 def _of_prompt(job: ChunkJob, places: Sequence[dict[str, Ranked] | None] | None) -> PromptLogprobs | None:
     """Return the log-probs of the prompt, where a chunk asks for them.
 
     Raises:
         Malformed: there are others.
     """
-    if not _asks_of_prompt(job):
+    if (width := asked_of_prompt(job)) is None:
         return None
-    prompt, width = job.token_ids, job.sampling.prompt_logprobs or 0
+    prompt = job.token_ids
     if places is None or len(places) != len(prompt):
         raise Malformed("it reports no log-probs of the prompt")
     pairs = [[(int(token), each.logprob) for token, each in (place or {}).items()] for place in places[1:]]

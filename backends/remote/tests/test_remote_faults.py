@@ -557,6 +557,27 @@ def test_figures_that_are_no_numbers_cost_no_response(fake, fleet_of, figure):
     assert responses(asyncio.run(play())) == whole
 
 
+def test_a_completion_without_the_most_probable_tokens_costs_a_chunk_and_not_the_rollout(fake, fleet_of):
+    server = fake(scale_out=False)
+    lacks = iter([True])
+
+    def spoil(answer):
+        scores = answer["choices"][0]["logprobs"]
+        tops = [{"token_id:1": -0.5, "token_id:2": -0.7}] * len(scores["token_logprobs"])
+        if not next(lacks, False):
+            scores["top_logprobs"] = tops
+        return answer
+
+    async def play():
+        async with runtime_of(fleet_of(server)) as runtime:
+            server.spoil = spoil
+            return await roll_out_in(runtime, [PROMPTS[0] | {"top_logprobs": 2}])
+
+    result = asyncio.run(play())
+    assert Counter(each.finish_reason for each in result.completions) == {"length": 4}
+    assert all(len(each.top_logprobs) == 40 for each in result.completions)
+
+
 def test_servers_join_and_leave_with_their_lines_of_a_file(fake, fleet_of, tmp_path):
     one, two = fake(), fake()
     file = tmp_path / "servers"

@@ -18,7 +18,7 @@ from seer_session.runtime import Runtime
 
 from seer_core.model.events import GroupsSubmitted
 from seer_core.ports.policy import Observer
-from tests.support.eventually import eventually
+from tests.support.eventually import aeventually, eventually
 
 PATIENCE_S = 60
 PROMPT = [1, 2, 3, 4, 5]
@@ -453,6 +453,113 @@ def test_a_request_ends_by_its_own_id_with_what_it_has(front):
         assert found["choices"][0]["finish_reason"] == "abort"
 
 
+ABORTS = {
+    "vllm": ("/inference/v1/generate", {"request_id": "mine"}, "generate-tokens-mine"),
+    "sglang": ("/generate", {"rid": "mine"}, "mine"),
+    "completion": ("/v1/completions", {"request_id": "mine"}, "cmpl-mine"),
+    "prompt": ("/v1/completions", {"request_id": "mine"}, "cmpl-mine-0"),
+    "chat": ("/v1/chat/completions", {"rid": "mine"}, "mine"),
+    "all": ("/v1/completions", {}, ""),
+}
+BODIES = {
+    "/inference/v1/generate": {"token_ids": PROMPT},
+    "/generate": {"input_ids": PROMPT},
+    "/v1/completions": {"prompt": PROMPT, "max_tokens": 400},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 400},
+}
+
+
+class Numbered:
+    """A tokenizer of characters, with a template for chats."""
+
+    def encode(self, text):
+        return [ord(each) % 96 for each in text]
+
+    def decode(self, tokens):
+        return " ".join(map(str, tokens))
+
+    def encode_chat(self, messages, variables=None):
+        return self.encode("".join(each["content"] for each in messages))
+
+
+def arrivals(served):
+    """Return the requests that are not submitted yet."""
+    return list(served.server.config.app.state.broker._arrivals)
+
+
+def abort(served, form, name):
+    """Abort a request by its id, or all; return how many responses were aborted."""
+    if form == "sglang":
+        assert call(served, "/abort_request", {"rid": name}).status_code == 200
+        return 1
+    return call(served, "/abort_requests", {"request_ids": [name] if name else []}).json()["aborted"]
+
+
+def reasons(answer):
+    """Return why responses of any form ended."""
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    if "meta_info" in found:
+        return [found["meta_info"]["finish_reason"]["type"]]
+    return [each["finish_reason"].removesuffix("ed") for each in found["choices"]]
+
+
+@pytest.mark.parametrize("form", ABORTS)
+def test_a_request_is_aborted_while_it_waits_for_servers_and_never_starts(front, monkeypatch, form):
+    monkeypatch.setattr(Runtime, "tokenizer", Numbered())
+    path, more, name = ABORTS[form]
+    served, owners = front()
+    with served:
+        call(served, "/sleep?level=1")
+        sent = [len(each.server.requests) for each in owners]
+        waiting = Asking(lambda: call(served, path, BODIES[path] | more))
+        eventually(lambda: arrivals(served))
+        assert abort(served, form, name) == 1
+        assert reasons(waiting.result()) == ["abort"]
+        assert abort(served, form, name) == (form == "sglang")
+        assert [len(each.server.requests) for each in owners] == sent
+        call(served, "/wake_up")
+        assert len(tokens(generate(served))) == 32
+
+
+@pytest.mark.parametrize("form", ["completion", "prompt", "chat"])
+def test_a_request_of_openai_s_form_is_aborted_by_its_own_id(front, monkeypatch, form):
+    monkeypatch.setattr(Runtime, "tokenizer", Numbered())
+    path, more, name = ABORTS[form]
+    served, owners = front()
+    with served:
+        slow_down(owners)
+        long = Asking(lambda: call(served, path, BODIES[path] | more))
+        eventually(lambda: any(each.server.running for each in owners))
+        assert abort(served, form, name) == 1
+        assert reasons(long.result()) == ["abort"]
+        assert long.result().json()["id"] == name.removesuffix("-0")
+
+
+def test_one_prompt_of_a_request_is_aborted_by_the_id_that_vllm_gives_it(front):
+    served, _ = front()
+    body = {"prompt": [PROMPT, [9]], "max_tokens": 32, "request_id": "mine"}
+    with served:
+        call(served, "/sleep?level=1")
+        waiting = Asking(lambda: call(served, "/v1/completions", body))
+        eventually(lambda: [each.prompts for each in arrivals(served)] == [2])
+        assert abort(served, "prompt", "cmpl-mine-1") == 1
+        call(served, "/wake_up")
+        assert reasons(waiting.result()) == ["length", "abort"]
+
+
+def test_a_pause_that_aborts_lets_requests_wait_that_have_not_begun(front):
+    served, _ = front()
+    with served:
+        call(served, "/sleep?level=1")
+        waiting = Asking(lambda: generate(served))
+        eventually(lambda: arrivals(served))
+        call(served, "/pause?mode=abort")
+        for path in ("/wake_up", "/resume"):
+            call(served, path)
+        assert len(tokens(waiting.result())) == 32
+
+
 def alone(owner, seed):
     """Return what a server by itself writes with a seed."""
     how = {"max_tokens": 32, "seed": seed, "temperature": 1.0, "top_k": 0, "logprobs": 0}
@@ -628,3 +735,69 @@ def test_a_wake_without_parts_wakes_every_part_that_sleeps(front):
         assert call(served, "/release_memory_occupation", {"tags": tags}).status_code == 200
         assert call(served, "/resume_memory_occupation", {}).status_code == 200
         assert len(tokens(generate(served))) == 32
+
+
+def pause_directly(owners, *, paused=True):
+    """Pause servers, as an owner does who calls them and not Seer; requests wait there until it is over."""
+
+    async def before(body):
+        await aeventually(lambda: not any(each.server.paused for each in owners))
+
+    for each in owners:
+        each.server.paused, each.server.before = paused, before
+
+
+def instances(served):
+    return call(served, "/v1/state", method="GET").json()["instances"]
+
+
+def changed_directly(served, owners):
+    """Resume servers directly, and return the version of the weights that then write."""
+    pause_directly(owners, paused=False)
+    eventually(lambda: len(instances(served)) == len(owners))
+    return generate(served).json()["weight_version"]
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["seen", "not yet seen"])
+def test_weights_change_through_seer_while_their_owner_has_paused_the_servers_directly(front, seen):
+    served, owners = front()
+    with served:
+        before = tokens(generate(served))
+        pause_directly(owners)
+        if seen:
+            eventually(lambda: not instances(served))
+        for path in ("/start_weight_update", "/update_weights", "/finish_weight_update"):
+            assert call(served, path, {}).status_code == 200
+        assert changed_directly(served, owners) == 1
+        assert tokens(generate(served)) != before
+
+
+def test_servers_that_their_owner_has_paused_directly_can_be_paused_and_resumed_through_seer(front):
+    served, owners = front()
+    with served:
+        pause_directly(owners)
+        eventually(lambda: not instances(served))
+        for path in ("/pause", "/update_weights", "/resume"):
+            assert call(served, path, {}).status_code == 200
+        assert changed_directly(served, owners) == 1
+
+
+def test_weights_that_paused_servers_cannot_load_are_refused_with_the_reason(front, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    body = {"directory": str(tmp_path), "wait_s": 0}
+    served, owners = front()
+
+    def refused(*statuses):
+        answer = call(served, "/v1/weights", body)
+        assert answer.status_code in statuses
+        assert "is paused by its owner" in answer.json()["error"]["message"]
+
+    with served:
+        pause_directly(owners)
+        refused(400, 503)
+        eventually(lambda: not instances(served))
+        refused(503)
+        assert call(served, "/v1/sleep", {}).status_code == 200
+        assert call(served, "/v1/wake", {}).status_code == 200
+        assert changed_directly(served, owners) == 0
+        assert call(served, "/v1/weights", body).json() == {"weight_version": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from aiohttp import web
 from seer_context_sched.prioritizer import ContextAware
 from seer_host.config_files import make_config
-from seer_server import make_app
+from seer_server import make_app, servers
 from seer_server.broker import Trust
 from seer_session.runtime import Runtime
 
@@ -20,6 +21,8 @@ from tests.support.eventually import eventually
 
 PATIENCE_S = 60
 PROMPT = [1, 2, 3, 4, 5]
+LONG = {"sampling_params": {"max_tokens": 400, "temperature": 1.0, "seed": 7, "top_k": 0, "logprobs": 0}}
+"""Sampling of a stand-in that takes nothing by default."""
 
 
 class Fault:
@@ -168,6 +171,37 @@ def test_a_canary_counts_what_differs_and_stops_the_scheduler(front):
         assert generate(served).headers["X-Seer-Fallback"] == "3"
 
 
+def test_a_scheduler_that_a_canary_has_stopped_is_not_used_again_once_the_limit_is_reached(front):
+    served, fakes = front(most_fallbacks=3, canary=1, canary_stop=1)
+    with served:
+        for each in fakes:
+            each.noise = "free"
+        generate(served)
+        eventually(lambda: figure(served, "canary_different") > 0)
+        assert generate(served).headers["X-Seer-Fallback"] == "3"
+        refused = generate(served)
+        assert refused.status_code == 503
+        assert "differ from those without it, 1 of 1" in refused.json()["error"]["message"]
+
+
+def test_new_weights_wait_for_a_comparison_no_longer_than_for_responses(front, monkeypatch):
+    monkeypatch.setattr(servers, "LEAVE_S", 0.0)
+    served, fakes = front(canary=1)
+    body = {"method": "reload_weights", "kwargs": {"weights_path": ""}}
+
+    async def before(asked):
+        if len(asked["token_ids"]) == len(PROMPT) and asked["sampling_params"]["max_tokens"] == 64:
+            await asyncio.Event().wait()  # the comparison, which never ends
+
+    with served:
+        for each in fakes:
+            each.before = before
+        generate(served)
+        assert httpx.post(f"{served.url}/collective_rpc", json=body, timeout=PATIENCE_S).status_code == 200
+        assert figure(served, "canary_compared") == 0
+        assert generate(served).json()["weight_version"] == 1
+
+
 def test_weights_wait_for_responses_that_are_written_without_the_scheduler(front):
     served, fakes = front(most_fallbacks=100, canary=1, canary_stop=1)
     body = {"method": "reload_weights", "kwargs": {"weights_path": ""}}
@@ -184,6 +218,38 @@ def test_weights_wait_for_responses_that_are_written_without_the_scheduler(front
         assert waiting.result().headers["X-Seer-Fallback"] == "3"
         assert waiting.result().json()["weight_version"] == 0
         assert generate(served).json()["weight_version"] == 1
+
+
+def test_responses_that_are_written_without_the_scheduler_are_aborted_with_what_they_had(front, fault):
+    served, fakes = front(most_fallbacks=100)
+    with served, ThreadPoolExecutor(1) as pool:
+        fault.kind, fault.after = "fails", 4
+        for each in fakes:
+            each.token_s = 0.01
+        how = {"max_tokens": 400, "seed": 7, "n": 2}
+        waiting = pool.submit(generate, served, request_id="mine", sampling_params=how)
+        eventually(lambda: figure(served, "fallback_responses") == 2)
+        body = {"request_ids": ["generate-tokens-mine"]}
+        assert httpx.post(f"{served.url}/abort_requests", json=body).json()["aborted"] == 2
+        found = waiting.result().json()["choices"]
+        assert [each["finish_reason"] for each in found] == ["abort", "abort"]
+        assert all(0 <= len(each["token_ids"]) < 400 for each in found)
+        eventually(lambda: not any(each.running for each in fakes))
+
+
+def test_an_abort_by_the_owner_cuts_no_response_that_is_written_without_the_scheduler(front, fault):
+    served, fakes = front(most_fallbacks=100)
+    with served, ThreadPoolExecutor(1) as pool:
+        wanted = choices(generate(served))
+        fault.kind = "fails"
+        for each in fakes:
+            each.token_s = 0.01
+        waiting = pool.submit(generate, served)
+        eventually(lambda: any(each.running for each in fakes))
+        for each in fakes:
+            each.aborted |= each.running
+        assert choices(waiting.result()) == wanted
+        assert waiting.result().headers["X-Seer-Fallback"] == "3"
 
 
 def test_switched_off_requests_go_to_the_servers_in_turn_untouched(front):
@@ -208,6 +274,27 @@ def test_switched_off_requests_go_to_the_servers_in_turn_untouched(front):
         assert httpx.get(f"{served.url}/v1/models").json()["data"][0]["id"] == "tiny"
         fakes[0].kill()
         assert all(httpx.get(f"{served.url}/version").status_code == 200 for _ in range(2))
+
+
+def test_switched_off_a_request_to_abort_reaches_the_server_that_has_what_it_names(front):
+    served, fakes = front(off=True)
+    with served, ThreadPoolExecutor(2) as pool:
+        for each in fakes:
+            each.token_s = 0.01
+        bodies = [{"token_ids": PROMPT, "request_id": name, **LONG} for name in ("one", "two")]
+        path = f"{served.url}/inference/v1/generate"
+        asked = [pool.submit(httpx.post, path, json=body, timeout=PATIENCE_S) for body in bodies]
+        eventually(lambda: all(each.running for each in fakes))
+        for name in ("two", "one"):  # by turns each would reach the other server
+            body = {"request_ids": [f"generate-tokens-{name}"]}
+            assert httpx.post(f"{served.url}/inference/v1/abort_requests", json=body).status_code == 200
+        for each in asked:
+            assert each.result().json()["choices"][0]["finish_reason"] == "abort"
+        fakes[0].kill()
+        body = {"request_ids": []}
+        assert httpx.post(f"{served.url}/inference/v1/abort_requests", json=body).status_code == 200
+        fakes[1].kill()
+        assert httpx.post(f"{served.url}/inference/v1/abort_requests", json=body).status_code == 503
 
 
 def test_there_must_be_servers_to_pass_requests_on_to(serving, tmp_path):

@@ -255,6 +255,33 @@ def test_what_is_aborted_ends_for_the_client_that_waits_for_it(serve_by_hand, pl
     assert found == {"a/0": "aborted", "a/1": "aborted", "b/0": "stop", "b/1": "aborted"}
 
 
+def test_rows_are_aborted_while_their_group_waits_for_the_prompts_of_others(serve_by_hand, playing, connect):
+    engine = playing.Hand()
+    reserved = [{"group_id": name, "n": 2, "max_tokens": 4} for name in "ab"]
+    with serve_by_hand(engine) as served, ThreadPoolExecutor(4) as pool:
+        client = connect(served)
+        with client.reserve(reserved, prompt_wait_s=600):
+
+            def row(group, index):
+                return pool.submit(client.rollout_row, group, index, prompt_token_ids=[5])
+
+            rows = [row("a", 0)]
+            eventually(lambda: client.abort(requests=["a/0", "b/0"]) == 1)
+            assert client.abort(groups=["a"]) == 1
+            assert client.abort(groups=["a"]) == 0
+            rows += [row("a", 1), row("b", 0), row("b", 1)]
+            eventually(lambda: len(engine.jobs) == 2)
+            for _ in range(2):
+                in_its_thread(served, engine.finish)
+            found = [each.result(PATIENCE_S) for each in rows]
+    assert [(each.request_id, each.finish_reason) for each in found] == [
+        ("a/0", "aborted"),
+        ("a/1", "aborted"),
+        ("b/0", "stop"),
+        ("b/1", "stop"),
+    ]
+
+
 def test_a_family_ends_with_its_trajectories(serve, connect):
     record = {"prompt_token_ids": [5], "n": 2, "max_tokens": 4, "family": "a/b", "trajectories": ["x", "y"]}
     with serve() as served:

@@ -47,15 +47,16 @@ class Answer:
 
     special_tokens = False
     """Whether its text has special tokens."""
-    own_id: str | None = None
-    """The client's id of the request."""
 
     def __init__(self, asked: GenerationRequest, model: str, tokenizer: Tokenizer | None) -> None:
         self._asked, self._tokenizer = asked, tokenizer
         self._chat = isinstance(asked, ChatRequest)
         self._echoed = asked.prompts() if isinstance(asked, CompletionRequest) and asked.echo else None
         self._alone = isinstance(asked, CompletionRequest) and asked.echoes_alone
-        self.id = f"{'chatcmpl' if self._chat else 'cmpl'}-{token_hex(12)}"
+        self.own_id = asked.rid or asked.request_id
+        """The client's id of the request."""
+        kind = "chatcmpl" if self._chat else "cmpl"
+        self.id = asked.rid or f"{kind}-{asked.request_id or token_hex(12)}"
         self._head = {"id": self.id, "created": int(time.time()), "model": model}
         self._words: dict[int, NamesInText] = {}
         """Those of the tokens so far, by choice."""
@@ -81,6 +82,8 @@ class Answer:
     def names(self) -> dict[str, str]:
         """The request's own names for fields of completions that it has under others."""
         found = {"group_id": "group"}
+        if self._asked.group is None and self.own_id is not None:
+            found["group_id"] = "rid" if self._asked.rid else "request_id"
         if self._asked.response_format is not None:
             found["structured_outputs"] = "response_format"
         if getattr(self._asked, "max_completion_tokens", None) is not None:

@@ -32,7 +32,7 @@ from seer_core.ports.engine import Tokenizer
 from seer_core.ports.policy import Observer
 from seer_server.answers import Answer, Part, usage
 from seer_server.batches import Batches
-from seer_server.broker import AsleepError, BusyUpdatingError, RolloutBroker, Subscription, Trust
+from seer_server.broker import Arrival, AsleepError, BusyUpdatingError, RolloutBroker, Subscription, Trust
 from seer_server.choices import ChoiceReader, ParsedChoices, PlainChoices
 from seer_server.control import Control
 from seer_server.found_parsers import find_parsers
@@ -65,7 +65,7 @@ from seer_server.protocol import (
 )
 from seer_server.reservations import Reservations
 from seer_server.responses_api import ResponsesAnswer, parse_responses
-from seer_server.servers import CONTROL_CALLS, ControlCalls, ControlRoute
+from seer_server.servers import ABORTS, CONTROL_CALLS, ControlCalls, ControlRoute
 from seer_server.sglang_api import SglangAnswer, parse_sglang
 from seer_server.shadow_recorder import ShadowRecorder
 from seer_server.structured_outputs import FormChecks, after_reasoning, refusal_of
@@ -160,6 +160,11 @@ def make_app(
     if token is None:
         open_routes += controls_of_servers
 
+    passed_on = [
+        *(Route(path, calls.pass_to_all, methods=["POST"]) for path in ABORTS),
+        Route("/{path:path}", calls.pass_on, methods=METHODS),
+    ]
+
     @asynccontextmanager
     async def live(app: Starlette) -> AsyncIterator[None]:
         async with broker.runtime:
@@ -179,7 +184,7 @@ def make_app(
 
     app = Starlette(
         lifespan=idle if off else live,
-        routes=[health, *controls_of_servers, Route("/{path:path}", calls.pass_on, methods=METHODS)]
+        routes=[health, *controls_of_servers, *passed_on]
         if off
         else [
             route("POST", "/v1/chat/completions", service.chat, completions=True),
@@ -298,17 +303,13 @@ class _Service:
     async def abort_requests(self, request: Request) -> Response:
         """Abort requests by their ids, or all without any, as at vLLM's server."""
         asked = await read_json(request, AbortIdsRequest)
-        names = asked.request_ids
-        number = self.broker.abort_named(names) if names else self.broker.abort_all()
-        return JSONResponse({"status": "aborted", "aborted": number})
+        return JSONResponse({"status": "aborted", "aborted": self.broker.abort_named(asked.request_ids)})
 
     async def abort_request(self, request: Request) -> Response:
         """Abort a request by its id, or all, as at SGLang's server: they end with what they have."""
         asked = await read_json(request, AbortOneRequest)
-        if asked.abort_all:
-            self.broker.abort_all()
-        elif asked.rid is not None:
-            self.broker.abort_named([asked.rid])
+        if asked.abort_all or asked.rid is not None:
+            self.broker.abort_named([] if asked.abort_all else [str(asked.rid)])
         return Response()
 
     async def respond(self, request: Request) -> Response:
@@ -368,27 +369,8 @@ class _Service:
     async def _answered(
         self, request: Request, asked: GenerationRequest, answer: Answer, form: str
     ) -> Response:
-        asked = await self._with_adapter(asked)
-        asked = _with_headers(asked, request.headers)
-        asked, reader = await self._reader(asked, answer)
-        turn = turn_of(asked.trajectory, asked.group, request.headers)
-        name = answer.new_group() if turn is not None or not asked.group else asked.group
-        wanted = records(asked, name, self.broker.runtime.model.controls)
-        if asked.seed is not None and (seeds := self.calls.seeds(asked.seed, asked.n, form)) is not None:
-            wanted = [{**each, "seed": None, "seeds": seeds} for each in wanted]
-        skip = skipped_tokens(asked, len(wanted) * asked.n)
-        stream = bool(asked.stream)
-        subscription = None
-        while subscription is None:
-            if self.calls.held:
-                await unless_disconnected(request, self.calls.free())
-            try:
-                subscription = await self._subscribe(wanted, stream, turn)
-            except OverloadError as error:
-                raise refusal(error, self.broker.retry_s(len(wanted) * asked.n)) from error
-            except (AsleepError, BusyUpdatingError):
-                if not self.calls.held:  # or else owners have begun to hold requests meanwhile
-                    raise
+        with self.broker.arriving(answer.id, asked.n) as arrival:
+            reader, subscription, skip = await self._taken(request, asked, answer, form, arrival)
         subscription.name = answer.id
         answer.version = self.broker.runtime.weight_version
         if asked.stream:
@@ -399,15 +381,55 @@ class _Service:
         finally:
             self.broker.unsubscribe(subscription)
 
+    async def _taken(
+        self, request: Request, asked: GenerationRequest, answer: Answer, form: str, arrival: Arrival
+    ) -> tuple[ChoiceReader, Subscription, list[int]]:
+        """Read a request and submit it; return how its choices are read, and what the client has of them."""
+        asked = await self._with_adapter(asked)
+        asked = _with_headers(asked, request.headers)
+        asked, reader = await self._reader(asked, answer)
+        turn = turn_of(asked.trajectory, asked.group, request.headers)
+        name = answer.new_group() if turn is not None or not asked.group else asked.group
+        wanted = records(asked, name, self.broker.runtime.model.controls)
+        if asked.seed is not None and (seeds := self.calls.seeds(asked.seed, asked.n, form)) is not None:
+            wanted = [{**each, "seed": None, "seeds": seeds} for each in wanted]
+        skip = skipped_tokens(asked, len(wanted) * asked.n)
+        arrival.prompts = len(wanted)
+        while True:
+            if self.calls.held:
+                await unless_disconnected(request, self._free_or_over(arrival))
+            try:
+                return reader, await self._subscribe(wanted, bool(asked.stream), turn, arrival), skip
+            except OverloadError as error:
+                raise refusal(error, self.broker.retry_s(len(wanted) * asked.n)) from error
+            except (AsleepError, BusyUpdatingError):
+                if not self.calls.held:  # or else owners have begun to hold requests meanwhile
+                    raise
+
+    async def _free_or_over(self, arrival: Arrival) -> None:
+        """Wait until owners let requests be taken, or the request is aborted."""
+        waits = [asyncio.ensure_future(each) for each in (self.calls.free(), arrival.over.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+
     async def _subscribe(
-        self, wanted: Sequence[Mapping[str, Any]], stream: bool, turn: AgentTurn | None
+        self,
+        wanted: Sequence[Mapping[str, Any]],
+        stream: bool,
+        turn: AgentTurn | None,
+        arrival: Arrival,
     ) -> Subscription:
         """Submit a request to the scheduler, or prepare for doing without it."""
+        if arrival.over.is_set():
+            return await self.broker.aborted(wanted, stream)
         if self.broker.without_scheduler:
             await self.broker.recover()
         if not self.broker.without_scheduler:
             try:
-                return await self.broker.submit_text(wanted, stream, fitting=True, turn=turn)
+                return await self.broker.submit_text(wanted, stream, fitting=True, turn=turn, arrival=arrival)
             except SeerError:
                 if not self.broker.without_scheduler:
                     raise

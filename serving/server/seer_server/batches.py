@@ -64,4 +64,6 @@ class Batches:
     async def abort(self, request: Request) -> Response:
         """Abort groups and requests of any client; a name that is not under way is no error."""
         asked = await read_json(request, AbortRequest)
-        return JSONResponse({"aborted": self.broker.abort(asked.groups, asked.requests)})
+        number = self.broker.abort(asked.groups, asked.requests)
+        await self.broker.read_so_far()
+        return JSONResponse({"aborted": number + self.broker.abort(asked.groups, asked.requests)})

@@ -5,9 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, Protocol
 
 import attrs
 import msgspec
@@ -34,11 +43,19 @@ from seer_core.model.events import (
     RolloutResumed,
 )
 from seer_core.ports.policy import Observer
-from seer_server.direct import Canary, DirectWriter
+from seer_server.direct import Canary, DirectWriter, aborted
 from seer_server.trajectories import IDLE_S, AgentTurn, Trajectories
 from seer_server.updates import UpdateQueue
 
-__all__ = ["AsleepError", "BusyError", "BusyUpdatingError", "GoneError", "RolloutBroker", "Subscription"]
+__all__ = [
+    "Arrival",
+    "AsleepError",
+    "BusyError",
+    "BusyUpdatingError",
+    "GoneError",
+    "RolloutBroker",
+    "Subscription",
+]
 
 log = structlog.get_logger("seer")
 
@@ -93,6 +110,45 @@ class Trust:
     """Has a runtime begin anew with fresh strategies after a failure."""
 
 
+class Waiting(Protocol):
+    """Responses that wait to be submitted, as those of a reservation do."""
+
+    def abort(self, groups: Collection[str], requests: Collection[str]) -> int:
+        """Abort those of these groups and requests; return their number."""
+        ...
+
+    def abort_all(self) -> int:
+        """Abort all of them; return their number."""
+        ...
+
+
+@attrs.define(eq=False)
+class Arrival:
+    """A request that is not submitted yet: it is being read, or waits until engines are free."""
+
+    name: str
+    """The id by which its client may abort it."""
+    n: int
+    """How many responses are wanted for each prompt."""
+    prompts: int = 1
+    over: asyncio.Event = attrs.Factory(asyncio.Event)
+    """Set once all of its prompts were aborted."""
+    _aborted: set[int] = attrs.Factory(set)
+
+    def abort(self, names: Collection[str]) -> int:
+        """Abort prompts that are named, all without names; return the number of responses."""
+        found = set(range(self.prompts) if not names else _named(self.name, self.prompts, names))
+        new = found - self._aborted
+        self._aborted |= found
+        if len(self._aborted) == self.prompts:
+            self.over.set()
+        return len(new) * self.n
+
+    def aborted(self, groups: Sequence[PromptGroup]) -> list[str]:
+        """Return the ids of those of its groups that were aborted."""
+        return [groups[number].id for number in sorted(self._aborted)]
+
+
 @attrs.define(eq=False)
 class Subscription:
     """Groups of one client: their ``updates`` are completions or an error and, if it ``streams``, pieces."""
@@ -102,6 +158,8 @@ class Subscription:
     updates: UpdateQueue
     name: str = ""
     """The id of the request, by which its client may abort it."""
+    direct: dict[str, asyncio.Task[Completion]] = attrs.Factory(dict)
+    """Its responses that are being written without the scheduler."""
 
     @property
     def request_ids(self) -> list[str]:
@@ -141,8 +199,10 @@ class RolloutBroker(Observer):
         """When a chunk was sent or ended for the last time."""
         self._left: dict[str, tuple[Tokens, Logprobs]] = {}
         """The tokens of responses that the scheduler has left unfinished."""
+        self._direct: set[Subscription] = set()
+        """Those that have responses which are being written without the scheduler."""
         self._going_on = 0
-        """Responses that are being written without the scheduler."""
+        """Responses that are being written so."""
         self._recovering = asyncio.Lock()
         self.trajectories = Trajectories(trajectory_idle_s, lambda name: self.runtime.forget(name))
         self.reserved = self.instances_lost = 0
@@ -154,6 +214,8 @@ class RolloutBroker(Observer):
         self._drained: asyncio.Event | None = None
         self._released = asyncio.Event()
         self._subscriptions: dict[str, Subscription] = {}
+        self._arrivals: set[Arrival] = set()
+        self.waiting: list[Waiting] = []
         self._finishes: deque[float] = deque(maxlen=FINISHES)
         self._failure: SeerError | None = None
 
@@ -264,7 +326,7 @@ class RolloutBroker(Observer):
         groups = await asyncio.to_thread(self.runtime.groups, records, iteration=0, fitting=True)
         self._require_steady()
         subscription = Subscription(groups, streams, UpdateQueue(lambda *_: (Tokens(), Logprobs())))
-        failure = self._failure or EngineError("responses under the scheduler differ from those without")
+        failure = self._failure or self.canary.failure
         subscription.updates.fail(failure)
         return subscription
 
@@ -281,13 +343,19 @@ class RolloutBroker(Observer):
         self._require_steady()
         missing = len(subscription.request_ids) - len(found)
         self._going_on += missing
-        empty = Tokens(), Logprobs()
+        self._direct.add(subscription)
+        empty, names = (Tokens(), Logprobs()), subscription.request_ids
+        left = {name: self._left[name] for name in names if name in self._left}
         try:
-            so_far = self._left
             return await self.direct.go_on(
-                subscription.groups, found, lambda name: so_far.get(name, empty), str(error)
+                subscription.groups,
+                found,
+                lambda name: left.get(name, empty),
+                str(error),
+                subscription.direct,
             )
         finally:
+            self._direct.discard(subscription)
             self._going_on -= missing
             self._note_drained()
 
@@ -364,7 +432,7 @@ class RolloutBroker(Observer):
             await self._wait_until_released(wait_s)
             self.require_working()
             await self._drain(end_s - asyncio.get_running_loop().time())
-            await self.canary.over()
+            await self.canary.over(end_s - asyncio.get_running_loop().time())
             rollout, self._rollout = self._rollout, None
             if rollout is not None:
                 rollout.close()
@@ -418,6 +486,11 @@ class RolloutBroker(Observer):
             )
             self._opened.set()
 
+    async def read_so_far(self) -> None:
+        """Wait until requests that have come before this call are read, and so are submitted."""
+        async with self._encoding:
+            pass
+
     async def submit_text(
         self,
         records: Sequence[Mapping[str, Any]],
@@ -427,8 +500,11 @@ class RolloutBroker(Observer):
         fitting: bool = False,
         turn: AgentTurn | None = None,
         weight_version: int | None = None,
+        arrival: Arrival | None = None,
     ) -> Subscription:
         """As ``submit``; long text and images are read beside the event loop, one request at a time.
+
+        Parts of the ``arrival`` that are aborted by then are over at once.
 
         Raises:
             WeightVersionError: another version than ``weight_version`` is loaded once they are read.
@@ -437,7 +513,33 @@ class RolloutBroker(Observer):
         self.require_capacity(len(records))
         groups = await self.read(records, iteration, fitting=fitting)
         self.require_version(weight_version)
-        return self.submit(groups, streams, turn)
+        if arrival is not None and arrival.over.is_set():
+            return self._over(groups, streams)
+        subscription = self.submit(groups, streams, turn)
+        if arrival is not None:
+            self.abort(arrival.aborted(groups), [])
+        return subscription
+
+    @contextmanager
+    def arriving(self, name: str, n: int) -> Iterator[Arrival]:
+        """Have abort routes find a request of this name that wants ``n`` responses for each prompt."""
+        arrival = Arrival(name, n)
+        self._arrivals.add(arrival)
+        try:
+            yield arrival
+        finally:
+            self._arrivals.discard(arrival)
+
+    async def aborted(self, records: Sequence[Mapping[str, Any]], streams: bool) -> Subscription:
+        """Return a subscription to responses that were aborted before they had a token."""
+        return self._over(await self.read(records, fitting=True), streams)
+
+    def _over(self, groups: Sequence[PromptGroup], streams: bool) -> Subscription:
+        subscription = Subscription(groups, streams, UpdateQueue(lambda *_: (Tokens(), Logprobs())))
+        for group in groups:
+            for index in range(group.n):
+                subscription.updates.complete(aborted(self.runtime, group, index))
+        return subscription
 
     async def read(
         self, records: Sequence[Mapping[str, Any]], iteration: int = 0, *, fitting: bool = False
@@ -462,6 +564,8 @@ class RolloutBroker(Observer):
         Raises as ``Rollout.add``, but a ``PromptError`` if no room will do.
         """
         rollout = self.require_rollout()
+        if self.canary.stopped and not self.without_scheduler:
+            raise self.canary.failure
         marked = self.trajectories.mark(groups, turn)
         groups = [msgspec.structs.replace(group, streams=streams) for group in marked]
         wanted = sum(group.n for group in groups)
@@ -522,23 +626,47 @@ class RolloutBroker(Observer):
 
     def abort(self, groups: Iterable[str], requests: Iterable[str]) -> int:
         """Abort groups and requests as far as they are unfinished; return the number of responses."""
+        groups, requests = list(groups), list(requests)
+        number = self._abort_direct(groups, requests)
+        number += sum(each.abort(groups, requests) for each in self.waiting)
         rollout, before = self._rollout, self.unfinished
         if rollout is None or self._failure is not None:
-            return 0
+            return number
         for group_id in groups:
             rollout.abort_group(group_id)
         for request_id in requests:
             rollout.abort_request(request_id)
-        return before - self.unfinished
+        return number + before - self.unfinished
+
+    def _abort_direct(self, groups: Collection[str], requests: Collection[str]) -> int:
+        """Abort responses that are being written without the scheduler; return their number."""
+        found = [
+            task
+            for each in self._direct
+            for name, task in each.direct.items()
+            if name in requests or name.rpartition("/")[0] in groups
+        ]
+        return sum([task.cancel() for task in found if not task.cancelling()])
 
     def abort_all(self) -> int:
         """Abort all that is unfinished; return the number of responses."""
-        return 0 if self._rollout is None else self.abort([], list(self._rollout.unfinished))
+        under_way = () if self._rollout is None else self._rollout.unfinished
+        return self.abort([], [*under_way, *(name for each in self._direct for name in each.direct)])
 
     def abort_named(self, names: Collection[str]) -> int:
-        """Abort requests by the ids that their clients have of them; return the number of responses."""
-        found = {each for each in self._subscriptions.values() if each.name in names}
-        return self.abort([group.id for each in found for group in each.groups], [])
+        """Abort requests by the ids that their clients have of them, all without names.
+
+        Also those that are not submitted yet.  Return the number of responses.
+        """
+        waiting = sum(each.abort(names) for each in self._arrivals)
+        if not names:
+            return waiting + sum(each.abort_all() for each in self.waiting) + self.abort_all()
+        groups = [
+            each.groups[number].id
+            for each in {*self._subscriptions.values(), *self._direct}
+            for number in _named(each.name, len(each.groups), names)
+        ]
+        return waiting + self.abort(groups, [])
 
     def written(self, request_ids: Iterable[str]) -> int:
         """Return how many tokens the unfinished ones of these requests have, up to their last chunks."""
@@ -604,6 +732,13 @@ class RolloutBroker(Observer):
         subscription = self._subscriptions.get(completion.group_id)
         if subscription is not None:
             subscription.updates.complete(completion)
+
+
+def _named(name: str, prompts: int, names: Collection[str]) -> Iterable[int]:
+    """Return which prompts of a request are named: all by its id, one by the id that it has at vLLM's."""
+    if name in names:
+        return range(prompts)
+    return [number for number in range(prompts) if f"{name}-{number}" in names]
 
 
 def _is_soon_read(records: Sequence[Mapping[str, Any]]) -> bool:

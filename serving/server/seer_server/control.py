@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,9 @@ WaitS = Annotated[float, Meta(ge=0, le=3600)]
 MOST_VERSION = 2**63 - 1
 """The greatest version of weights: an integer that every part of a run can hold."""
 
+LOOK_S = 0.05
+"""How often a wait for an instance that has a place looks for one."""
+
 LEAVE_S = 5.0
 """The default; by then the server has noticed that a client has left its requests."""
 
@@ -54,7 +58,7 @@ class UpdateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     version: Annotated[int, Meta(ge=1, le=MOST_VERSION)] | None = None
     """The version that the weights get, of 63 bits at most. Without it: one more than the present one."""
     wait_s: WaitS = LEAVE_S
-    """How long to wait for unfinished responses."""
+    """How long to wait for unfinished responses, and where no instance is there for one."""
 
 
 class LoadWeightsRequest(UpdateRequest, frozen=True):
@@ -137,6 +141,7 @@ class Control:
         try:
             self.broker.require_awake()
             async with self._exclusive(request, asked.wait_s) as runtime:
+                await _require_places(runtime, asked.wait_s)
                 lost = self.broker.instances_lost
                 try:
                     loaded = await runtime.update_weights(source, asked.version)
@@ -208,3 +213,17 @@ class Control:
                 "vocab_size": runtime.model.vocab_size,
             }
         )
+
+
+async def _require_places(runtime: Runtime, wait_s: float) -> None:
+    """Wait until an instance is there, or about to be.
+
+    Raises:
+        EngineError: for so long all lacked a place, such as servers that their owner has paused.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            while runtime.places_missing:
+                await asyncio.sleep(LOOK_S)
+    for name, reason in runtime.places_missing.items():
+        raise EngineError(f"no instance is there to load weights; {name!r} waits: {reason}")

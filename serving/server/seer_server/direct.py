@@ -21,7 +21,7 @@ from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.model.chunks import ChunkJob, ChunkOutput
 from seer_core.model.requests import ChunkRecord
 
-__all__ = ["Canary", "DirectWriter", "WritingEngine"]
+__all__ = ["Canary", "DirectWriter", "WritingEngine", "aborted"]
 
 log = structlog.get_logger("seer")
 
@@ -72,8 +72,11 @@ class DirectWriter:
         found: Mapping[str, Completion],
         so_far: Callable[[str], tuple[Sequence[int], Sequence[float]]],
         reason: str,
+        under_way: dict[str, asyncio.Task[Completion]],
     ) -> dict[str, Completion]:
         """Return the responses of groups that are not ``found``, written on from the tokens ``so_far``.
+
+        A response whose task ``under_way`` is cancelled is aborted.
 
         Raises:
             EngineError: no server can, or the limit of the run is reached.
@@ -88,10 +91,23 @@ class DirectWriter:
         if not self._logged:
             self._logged = True
             log.error("written_without_scheduler", reason=reason, most=self._most)
-        answers = await asyncio.gather(
-            *(self.write(group, i, *so_far(f"{group.id}/{i}")) for group, i in wanted)
-        )
-        return {each.request_id: each for each in answers}
+        for group, i in wanted:
+            name = f"{group.id}/{i}"
+            under_way[name] = asyncio.create_task(self.write(group, i, *so_far(name)))
+        try:
+            over, _ = await asyncio.wait(under_way.values(), return_when=asyncio.FIRST_EXCEPTION)
+            answers = {
+                each.request_id: each for each in (task.result() for task in over if not task.cancelled())
+            }
+            lacking = ((group, i) for group, i in wanted if f"{group.id}/{i}" not in answers)
+            runtime = self._runtime()
+            left = [aborted(runtime, group, i, *so_far(f"{group.id}/{i}")) for group, i in lacking]
+            return answers | {each.request_id: each for each in left}
+        finally:
+            for task in under_way.values():
+                task.cancel()
+            await asyncio.gather(*under_way.values(), return_exceptions=True)
+            under_way.clear()
 
     async def write(
         self,
@@ -194,6 +210,33 @@ class DirectWriter:
         )
 
 
+def aborted(
+    runtime: Runtime,
+    group: PromptGroup,
+    index: int,
+    tokens: Sequence[int] = (),
+    logprobs: Sequence[float] = (),
+) -> Completion:
+    """Return a response that was aborted when it had these tokens."""
+    decode = None if runtime.tokenizer is None else runtime.tokenizer.decode
+    ending = text_before_stop(decode, group.sampling, group.prompt_token_ids, tokens, False)
+    return Completion(
+        request_id=f"{group.id}/{index}",
+        group_id=group.id,
+        index=index,
+        seed=group.seed_of(index),
+        token_ids=Tokens(tokens),
+        logprobs=Logprobs(logprobs),
+        text=ending.text,
+        finish_reason="aborted",
+        weight_version=runtime.weight_version,
+        chunks=[],
+        instances=[],
+        finished_s=runtime.clock.now(),
+        metadata=group.metadata,
+    )
+
+
 @attrs.define(eq=False)
 class Canary:
     """Has ``each_step`` responses of each version of the weights written again, whole on one server; or of
@@ -233,9 +276,26 @@ class Canary:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def over(self) -> None:
-        """Wait until no response is compared any more, before weights change for example."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    @property
+    def failure(self) -> EngineError:
+        """The error of requests that would be scheduled all the same."""
+        return EngineError(
+            f"responses under the scheduler differ from those without it, {self.different} of"
+            f" {self.compared}; look into the log, and start the server anew"
+        )
+
+    async def over(self, wait_s: float) -> None:
+        """Wait until no response is compared any more, before weights change for example.
+
+        After so many seconds those that are left are not compared, as on servers that are paused.
+        """
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks, timeout=max(0.0, wait_s))
+        self.failed += len(late)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
 
     def close(self) -> None:
         """Compare no more."""

@@ -37,6 +37,9 @@ __all__ = [
 LONGEST_FAULT = 300
 """Characters of an error that quotes what a client sent."""
 
+OWN_IDS = ("request_id",)
+"""Fields that other forms of requests ignore."""
+
 MOST_PROMPTS = 65_536
 """Of one request."""
 
@@ -136,6 +139,11 @@ class GenerationRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True,
     already requests of one prompt are a family without it.
     """
 
+    request_id: str | None = None
+    """The id by which the request can be aborted; the answer has it behind the kind of request, as at vLLM's.
+    """
+    rid: str | None = None
+    """The id by which the request can be aborted, and that the answer has, as at SGLang's."""
     attachments: dict[str, Any] | None = None
     """Further fields that go to servers unread with each chunk, where engines are servers; a field of Seer's.
     """
@@ -322,7 +330,7 @@ def parse(body: bytes, kind: type[A]) -> A:
         PromptError: it is none, or asks for what Seer does not do.
     """
     what, further = ("a chat", IN_CHATS) if kind is ChatRequest else ("completions", IN_COMPLETIONS)
-    asked = convert(body, kind, what, lambda fields: own_fields(fields, further))
+    asked = convert(body, kind, what, lambda fields: own_fields(fields, further, OWN_IDS))
     if asked.top_logprobs and getattr(asked, "logprobs", None) in (None, False):
         raise FieldError(
             "top_logprobs is for log-probs; set logprobs as well, or leave it out", "top_logprobs"

@@ -8,7 +8,7 @@ requested without it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import Annotated, Any
@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 from seer_core.errors import OverloadError, PromptError, SeerError, quote
 from seer_core.model import Completion, PromptGroup
 from seer_server.broker import GoneError, RolloutBroker, Subscription
+from seer_server.direct import aborted
 from seer_server.http import Refused, Stream, read_json
 from seer_server.streams import NDJSON, Encoding, ProgressS, line, over_within, results
 from seer_server.structured_outputs import FIELD, FormChecks
@@ -120,6 +121,8 @@ class _Submission:
     made: PromptGroup
     rows: Sequence[asyncio.Queue[Completion | SeerError]]
     requested: set[int] = attrs.Factory(set)
+    aborted: set[int] = attrs.Factory(set)
+    """The rows that were aborted before it had an outcome."""
     outcome: Subscription | SeerError | None = None
 
     def refuse(self, error: SeerError) -> None:
@@ -192,6 +195,7 @@ class _Reservation:
             self._subscriptions[subscription] = asyncio.create_task(self._deliver(subscription, submissions))
             for each in submissions:
                 each.outcome = subscription
+            self.broker.abort([], [f"{each.group.id}/{row}" for each in submissions for row in each.aborted])
 
     def _submit_later(self, submissions: Sequence[_Submission]) -> None:
         """Submit groups when there may be room, at the present rate of completions."""
@@ -212,12 +216,36 @@ class _Reservation:
             update = await subscription.updates.get()
             if isinstance(update, Completion):
                 left -= 1
-                self.finished += 1
-                by_group[update.group_id].rows[update.index].put_nowait(update)
+                submission = by_group[update.group_id]
+                if update.index not in submission.aborted:
+                    self.finished += 1
+                    submission.rows[update.index].put_nowait(update)
             elif isinstance(update, SeerError):
                 for each in submissions:
                     each.fail(update)
                 return
+
+    def abort(self, groups: Collection[str], requests: Collection[str]) -> int:
+        """Abort rows of groups that wait to be submitted; return their number."""
+        return self._abort(lambda group, row: group in groups or f"{group}/{row}" in requests)
+
+    def abort_all(self) -> int:
+        """Abort all rows of groups that wait to be submitted; return their number."""
+        return self._abort(lambda group, row: True)
+
+    def _abort(self, is_named: Callable[[str, int], bool]) -> int:
+        number = 0
+        for group in self.groups.values():
+            submission = group.submission
+            if submission is None or submission.outcome is not None:
+                continue
+            for row in range(group.n):
+                if row not in submission.aborted and is_named(group.id, row):
+                    submission.aborted.add(row)
+                    submission.rows[row].put_nowait(aborted(self.broker.runtime, submission.made, row))
+                    self.finished += 1
+                    number += 1
+        return number
 
     def row_over(self) -> None:
         """Count a row that was requested, and has been answered or aborted."""
@@ -281,6 +309,7 @@ class Reservations:
             reservation.groups[group.id] = _ReservedGroup(reservation, given, group.n)
         self._reservations[reservation.id] = reservation
         self._groups |= reservation.groups
+        broker.waiting.append(reservation)
         broker.reserve(requests)
         for each, made in zip(reservation.groups.values(), groups, strict=True):
             if _has_prompt(each.reserved):
@@ -297,6 +326,7 @@ class Reservations:
     def _close(self, reservation: _Reservation) -> None:
         if self._reservations.pop(reservation.id, None) is None:
             return
+        self.broker.waiting.remove(reservation)
         reservation.close()
         for name in reservation.groups:
             del self._groups[name]
@@ -371,6 +401,8 @@ class Reservations:
 
     def _leave_row(self, submission: _Submission, index: int) -> None:
         match submission.outcome:
+            case None if index in submission.aborted:
+                submission.group.reservation.row_over()
             case None:
                 submission.requested.discard(index)  # another request may have the row
             case Subscription() as subscription:

@@ -14,6 +14,7 @@ from seer_core.ports.engine import Tokenizer
 from seer_server.answers import Answer, Part
 from seer_server.parsing import Reading
 from seer_server.protocol import (
+    OWN_IDS,
     ChatRequest,
     FormatType,
     JsonSchema,
@@ -146,6 +147,8 @@ class ResponsesRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, 
     """
     prompt_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
     """Absent: this answer has no log-probs of its prompt."""
+    request_id: str | None = None
+    """The id by which the request can be aborted, and that the answer has, as at vLLM's."""
     timeout_s: float | None = None
     """The response is aborted if it is not over so long after its submission; a field of Seer's."""
 
@@ -159,7 +162,16 @@ class ResponsesRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, 
         messages = messages_of(given)
         if self.instructions is not None:
             messages.insert(0, {"role": "system", "content": self.instructions})
-        names = ("model", "stream", "seed", "chat_template_kwargs", "group", "trajectory", "priority")
+        names = (
+            "model",
+            "stream",
+            "seed",
+            "chat_template_kwargs",
+            "group",
+            "trajectory",
+            "priority",
+            "request_id",
+        )
         same = (*names, "timeout_s", *SamplingChoice.__struct_fields__)
         fields = {name: getattr(self, name) for name in same}
         tools = [each.plain for each in self.tools or ()]
@@ -197,7 +209,7 @@ def parse_responses(body: bytes) -> ResponsesRequest:
     Raises:
         PromptError: it is none, or asks for what Seer does not do.
     """
-    asked = convert(body, ResponsesRequest, "a response", lambda fields: own_fields(fields, NEUTRAL))
+    asked = convert(body, ResponsesRequest, "a response", lambda fields: own_fields(fields, NEUTRAL, OWN_IDS))
     if asked.top_logprobs and not asked.scored:
         raise FieldError(
             f"top_logprobs is for log-probs; put {LOGPROBS} into include, or leave it out", "top_logprobs"
@@ -214,7 +226,7 @@ class ResponsesAnswer(Answer):
         super().__init__(chat, model, tokenizer)
         code = self.id.partition("-")[2]
         self._responses, self._model = asked, model
-        self.id, self._items = f"resp_{code}", OutputItems(code)
+        self.id, self._items = asked.request_id or f"resp_{code}", OutputItems(code)
         self._created_at = int(time.time())
         self._ending: str | None = None
         self._events = 0

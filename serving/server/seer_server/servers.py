@@ -27,7 +27,7 @@ from seer_server.broker import BusyError, RolloutBroker
 from seer_server.http import Refused, pieces, unless_disconnected
 from seer_server.shadow_recorder import ShadowRecorder
 
-__all__ = ["CONTROL_CALLS", "ControlCalls", "ControlRoute", "ControlledServer"]
+__all__ = ["ABORTS", "CONTROL_CALLS", "ControlCalls", "ControlRoute", "ControlledServer"]
 
 log = structlog.get_logger("seer")
 
@@ -190,6 +190,10 @@ CONTROL_CALLS: dict[str, ControlCall] = {
 """The calls that are passed on, by path."""
 
 
+ABORTS = ("/abort_requests", "/inference/v1/abort_requests", "/abort_request")
+"""The calls that end requests, which any of the servers may have."""
+
+
 class ControlRoute(Route):
     """A route whose call is passed on."""
 
@@ -336,6 +340,19 @@ class ControlCalls:
                 found = self.recorder.pieces(body, server.address, found)
             return _Passed(found, stack, status, kind)
         raise Refused(503, f"no server answers: {failure}")
+
+    async def pass_to_all(self, request: Request) -> Response:
+        """Pass a request on to all servers, untouched; return the answer of one that takes it."""
+        body = await _read(request)
+        kind = request.headers.get("content-type", JSON)
+        calls = [each.call(request.method, request.url.path, body, kind) for each in self.servers]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        found = [each for each in answers if not isinstance(each, BaseException)]
+        for answer in answers:
+            if isinstance(answer, BaseException) and not (found and isinstance(answer, EngineError)):
+                raise answer
+        status, kind, body = min(found, key=lambda each: each[0])
+        return Response(body, status, media_type=kind)
 
     # The servers.
 

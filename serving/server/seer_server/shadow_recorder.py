@@ -10,9 +10,12 @@ from typing import Any
 
 import attrs
 import msgspec
+import structlog
 from seer_host.shadow_records import WatchedRequest, append_watched
 
 __all__ = ["ShadowRecorder"]
+
+log = structlog.get_logger("seer")
 
 LARGEST = 64 << 20
 """Bytes of an answer beyond which it is not read; it is passed on all the same."""
@@ -44,10 +47,11 @@ class ShadowRecorder:
             yield piece
         for prompt, prompt_tokens, tokens in lengths_of(asked, bytes(kept)):
             self._begun = True
-            append_watched(
-                self.path,
-                WatchedRequest(step, prompt, server, prompt_tokens, tokens, began_s, time.time()),
-            )
+            request = WatchedRequest(step, prompt, server, prompt_tokens, tokens, began_s, time.time())
+            try:
+                append_watched(self.path, request)
+            except OSError as error:
+                log.error("request_not_noted", file=str(self.path), error=str(error))
 
 
 def lengths_of(asked: bytes, answer: bytes) -> list[tuple[str, int, int]]:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from seer_server.shadow_recorder import ShadowRecorder, lengths_of
+from structlog.testing import capture_logs
 
 
 def test_lengths_are_read_in_the_forms_of_vllm_sglang_and_openai():
@@ -47,3 +48,18 @@ def test_answers_pass_untouched_and_steps_are_counted(tmp_path):
     assert [each["step"] for each in lines] == [0, 1]
     assert {(each["server"], each["prompt_tokens"], each["tokens"]) for each in lines} == {("s", 7, 9)}
     assert all(each["ended_s"] >= each["began_s"] for each in lines)
+
+
+def test_an_answer_passes_where_its_request_cannot_be_noted(tmp_path):
+    answer = b'{"meta_info": {"prompt_tokens": 7, "completion_tokens": 9}}'
+
+    async def pieces():
+        yield answer
+
+    async def play():
+        recorder = ShadowRecorder(tmp_path)  # a folder
+        return [each async for each in recorder.pieces(b'{"text": "a"}', "s", pieces())]
+
+    with capture_logs() as logs:
+        assert asyncio.run(play()) == [answer]
+    assert [each["event"] for each in logs] == ["request_not_noted"]
