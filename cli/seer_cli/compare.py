@@ -27,6 +27,7 @@ from seer_cli.finished_arms import FinishedArms, fingerprint
 from seer_cli.machine import FIXED_WORK, drift_in_words, probe_machine
 from seer_cli.output import InputPath, check_writable, write_json
 from seer_cli.report.options import DASHBOARD_OPTION, REPORT_OPTION
+from seer_cli.request_wording import counted
 from seer_cli.tables import print_table, table_console
 from seer_core.model import InstanceInfo
 from seer_core.plugins.slots import Assembly, Strategies
@@ -226,6 +227,8 @@ def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None
         console.print(drift_in_words(probes))
     for result in results:
         for summary in result.summaries:
+            if failed := summary.finish_reasons.get("error", 0):
+                console.print(f"{counted(failed, 'response')} FAILED in {result.arm.name}")
             if summary.degradations:
                 console.print(degradation_line(summary.degradations, f" in {result.arm.name}"))
 

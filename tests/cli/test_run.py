@@ -334,6 +334,9 @@ def test_a_run_says_how_many_responses_failed_and_how_many_were_given_up(
     assert result.exit_code == 0, result.output
     assert "1 response FAILED: `error` in completions.jsonl has the reasons" in result.stdout
     assert "1 response given up before the end" in result.stdout
+    arms = seer("compare", config, "--prompts", prompts, "--set", "compare.oracle=[]")
+    assert "1 response FAILED in baseline" in arms.stdout
+    assert "1 response FAILED in + divided_rollout" in arms.stdout
 
 
 def test_an_environment_is_in_every_arm_of_a_comparison(
