@@ -145,7 +145,7 @@ class RemoteFleet:
         return await _ask_all([engine.address for engine in self.engines], self._connect, self._make)
 
     async def another(self, url: str) -> Dialect | None:
-        """Return another server that answers, its connection open; None if there is none."""
+        """Return another server that writes, its connection open; None if there is none."""
         for engine in self.engines:
             if engine.address == url:
                 continue
@@ -154,12 +154,14 @@ class RemoteFleet:
             dialect = self._make(connection)
             try:
                 await dialect.facts()
+                if not (await dialect.load()).paused:
+                    return dialect
             except BaseException as error:
                 await connection.close()
                 if not isinstance(error, Unreachable | RefusedCall | Malformed):
                     raise
             else:
-                return dialect
+                await connection.close()
         return None
 
     def in_use(self) -> Iterable[RemoteInstance]:

@@ -122,7 +122,7 @@ class SiblingServers(Protocol):
         ...
 
     async def another(self, url: str) -> Dialect | None:
-        """Return another server that answers, its connection open; None if there is none."""
+        """Return another server that writes, its connection open; None if there is none."""
         ...
 
     async def ready(self) -> None:
@@ -385,6 +385,8 @@ class RemoteInstance:
         facts = await self.dialect.facts()
         if not await self.dialect.healthy():
             raise Unreachable("it is not healthy")
+        if (await self.dialect.load()).paused:  # or else its test would wait for the end of the pause
+            raise NoPlaceError(f"instance {self.id!r}: {self._paused}")
         return facts
 
     def _describe(self, facts: ServerFacts, level: Exactness) -> InstanceInfo:

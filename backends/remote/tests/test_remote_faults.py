@@ -542,6 +542,47 @@ def test_a_paused_server_is_left_alone_until_its_owner_resumes_it(fake, fleet_of
     assert result.summary.instances_lost == 0
 
 
+def paused(server):
+    """Pause a server; requests wait there until it is resumed."""
+
+    async def before(body):
+        await aeventually(lambda: not server.paused)
+
+    server.paused, server.before = True, before
+
+
+def test_a_run_begins_without_a_server_that_is_paused_which_joins_once_it_is_resumed(fake, fleet_of):
+    one, two = fake(), fake()
+    paused(two)
+
+    async def play():
+        async with runtime_of(fleet_of(one, two)) as runtime:
+            assert set(runtime.alive) == {"remote-0"}
+            two.paused = False
+            await aeventually(lambda: "remote-1" in runtime.alive)
+
+    asyncio.run(play())
+
+
+def test_a_server_that_returns_does_not_wait_for_another_that_is_paused(fake, fleet_of):
+    one, two = fake(), fake()
+    fleet = fleet_of(one, two)
+
+    async def play():
+        async with runtime_of(fleet) as runtime:
+            fleet.engines[1].most_pause_s = 0.0
+            paused(one)
+            await aeventually(lambda: "remote-0" not in runtime.alive)
+            two.kill()
+            await aeventually(lambda: "remote-1" not in runtime.alive)
+            two.revive()
+            await aeventually(lambda: "remote-1" in runtime.alive)
+            one.paused = False
+            await aeventually(lambda: "remote-0" in runtime.alive)
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize("figure", ["many", "NaN", "+Inf"])
 def test_figures_that_are_no_numbers_cost_no_response(fake, fleet_of, figure):
     server = fake()

@@ -283,8 +283,10 @@ def test_switched_off_a_request_to_abort_reaches_the_server_that_has_what_it_nam
             each.token_s = 0.01
         bodies = [{"token_ids": PROMPT, "request_id": name, **LONG} for name in ("one", "two")]
         path = f"{served.url}/inference/v1/generate"
-        asked = [pool.submit(httpx.post, path, json=body, timeout=PATIENCE_S) for body in bodies]
-        eventually(lambda: all(each.running for each in fakes))
+        asked = []
+        for body in bodies:
+            asked.append(pool.submit(httpx.post, path, json=body, timeout=PATIENCE_S))
+            eventually(lambda: all(each.running for each in fakes[: len(asked)]))
         for name in ("two", "one"):  # by turns each would reach the other server
             body = {"request_ids": [f"generate-tokens-{name}"]}
             assert httpx.post(f"{served.url}/inference/v1/abort_requests", json=body).status_code == 200
