@@ -127,6 +127,8 @@ class Server:
 
     def correct(self, running: int, waiting: int, usage: float) -> None:
         """Take in a report: what is in use, by other clients too, and how many the server has stopped."""
+        if not (self.sent or usage):
+            self.begun_tokens = 0.0  # what is left of sums that reports have corrected
         if (running, waiting, usage) == self.report or not usage:
             return
         self.report = running, waiting, usage

@@ -162,6 +162,19 @@ def test_a_response_has_no_more_to_come_than_its_limit():
     assert server.left(request) == 10
 
 
+def test_a_server_that_stands_empty_gets_responses_again_after_others_used_it():
+    cluster = Cluster()
+    cluster.serve("a")
+    cluster.serve("b")
+    first = sent(cluster.group("g", n=4, max_tokens=100))
+    cluster.report("a", 2, 0, 0.9)  # by other clients, too
+    for key in first:
+        cluster.finish(key, 50, stopped=True)
+    cluster.report("a", 0, 0, 0.0)
+    chunks = sent(cluster.group("h", n=4, max_tokens=100)).values()
+    assert sorted(chunk.instance_id for chunk in chunks) == ["a", "a", "b", "b"]
+
+
 def test_a_prompt_that_no_sibling_holds_is_computed_again_after_an_end():
     info = InstanceInfo("a", 1000, 1, 8, 1000, prefill_s_per_token=0.01, shares_prompts=True)
     server = Server(InstanceStatus(info, 0), 0.01, 0.0)
