@@ -6,6 +6,7 @@ an actor of Ray's that has methods of these names.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -83,7 +84,11 @@ class _Actor:
         return found
 
     async def generate(self, request: HandleRequest) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = await self._actor.generate.remote(msgspec.structs.asdict(request))
+        try:
+            found: Mapping[str, Any] = await self._actor.generate.remote(msgspec.structs.asdict(request))
+        except asyncio.CancelledError:  # of which an actor's method is not notified
+            self._actor.abort.remote([request.request_id])
+            raise
         return found
 
     async def abort(self, request_ids: Sequence[str]) -> None:

@@ -257,6 +257,33 @@ def test_servers_may_be_objects_such_as_a_framework_s_actors(fleet_of):
     assert divided.summary.exactness == "exact"
 
 
+class Remote:
+    """A method of an actor: it begins when it is called, and a wait that ends does not end it."""
+
+    def __init__(self, calls, name):
+        self.calls, self.name = calls, name
+
+    def remote(self, value):
+        self.calls.append((self.name, value))
+        return asyncio.get_running_loop().create_future()
+
+
+def test_an_actor_is_asked_to_abort_a_chunk_that_is_not_wanted_any_more():
+    calls = []
+    actor = type("Actor", (), {name: Remote(calls, name) for name in ("generate", "abort")})
+
+    async def play():
+        request = HandleRequest("mine", [1], 8, 7, {}, "", 1, {})
+        writing = asyncio.create_task(of_actor(actor).generate(request))
+        await aeventually(lambda: calls)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+
+    asyncio.run(play())
+    assert [name for name, _ in calls] == ["generate", "abort"]
+    assert calls[-1][1] == ["mine"]
+
+
 def no_handles():
     return {"one": 1}
 
