@@ -38,6 +38,9 @@ __all__ = [
 ROUTED_EXPERTS = "routed_experts"
 """The attachment of a chunk that has them."""
 
+NUMPY_FILE = b"\x93NUMPY"
+"""Begins a file of NumPy's."""
+
 
 def first_wanted(job: ChunkJob) -> int:
     """Return the first position of a job's context whose experts its chunk has to answer.
@@ -182,7 +185,13 @@ def _joined(completion: Completion, positions: int) -> NDArray[np.uint16] | None
 def _served(text: str) -> NDArray[np.uint16]:
     """Return the experts of all positions, one after the other, as servers of SGLang's write them."""
     try:
-        return np.frombuffer(base64.b64decode(text, validate=True), "<i4").astype(np.uint16)
+        data = base64.b64decode(text, validate=True)
+        if data.startswith(NUMPY_FILE):
+            raise EngineError(
+                "routed experts are a file of NumPy's, as servers of vLLM answer them; read that of the last"
+                " chunk, which is about all positions"
+            )
+        return np.frombuffer(data, "<i4").astype(np.uint16)
     except (ValueError, binascii.Error) as error:
         raise EngineError(f"routed experts are damaged: {error}") from error
 

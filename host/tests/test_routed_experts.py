@@ -1,6 +1,7 @@
 """Routed experts joined over chunks: each position once, those of the first time, none missing."""
 
 import base64
+import io
 
 import numpy as np
 import pytest
@@ -133,6 +134,19 @@ def test_answers_of_servers_are_joined_by_the_first_time_of_each_position():
         routed_experts(found, PROMPT + 1)
     assert whole_attachments(found, PROMPT + 1) == served(again)
     assert whole_attachments(found) == served(again)
+
+
+def test_a_file_of_numpy_s_as_servers_of_vllm_answer_it_is_not_taken_for_plain_numbers():
+    def answered(experts):
+        file = io.BytesIO()
+        np.save(file, experts.astype(np.uint8))
+        return {ROUTED_EXPERTS: base64.b64encode(file.getvalue()).decode()}
+
+    first, whole = rows(20, layers=4), rows(32, layers=4)  # positions of which the file's head is a multiple
+    chunks = [chunk(20 - PROMPT + 1, **answered(first)), chunk(12, **answered(whole))]
+    assert whole_attachments(response(chunks), PROMPT) == answered(whole)
+    with pytest.raises(EngineError, match="file of NumPy's"):
+        routed_experts(response(chunks), PROMPT, 2)
 
 
 def test_an_earlier_answer_of_a_server_is_not_taken_for_one_about_all_positions():
