@@ -155,6 +155,9 @@ class RemoteInstance:
         self._connection = connection
         self._calls = attrs.evolve(connection, session=None)
         """For calls of the owner's, also while the instance is down."""
+        self._calling = 0
+        """How many of them are under way."""
+        self._stopped = False
         self._siblings = siblings
         self._sink: InstanceSink | None = None
         self._facts: ServerFacts | None = None
@@ -218,6 +221,7 @@ class RemoteInstance:
             EngineError: it does not serve what the others do, or less exactly than is required.
         """
         await self._down()
+        self._stopped = False
         self._turns += 1  # marks of the weights are looked at with nothing cached, if it shares no KV
         await self._siblings.ready()
         self._connection.open()
@@ -312,7 +316,9 @@ class RemoteInstance:
     async def stop(self) -> None:
         """Leave the server alone; it goes on."""
         await self.seer.detach()
-        await self.close_calls()
+        self._stopped = True
+        if not self._calling:
+            await self.close_calls()
         await self._down()
 
     # Calls of the owner's.
@@ -337,13 +343,24 @@ class RemoteInstance:
         await self._calls.close()
 
     @asynccontextmanager
+    async def _during_call(self) -> AsyncIterator[None]:
+        """Keep the connections of calls: a server that leaves or returns meanwhile cuts none."""
+        self._calls.open()
+        self._calling += 1
+        try:
+            yield
+        finally:
+            self._calling -= 1
+            if self._stopped and not self._calling:
+                await self.close_calls()
+
+    @asynccontextmanager
     async def opened(
         self, method: str, path: str, body: bytes | None, kind: str = JSON
     ) -> AsyncIterator[tuple[int, str, AsyncIterator[bytes]]]:
         """As ``call``, but yield the body of the answer in pieces, as they come."""
-        self._calls.open()
         try:
-            async with self._calls.opened(method, path, body, kind) as answer:
+            async with self._during_call(), self._calls.opened(method, path, body, kind) as answer:
                 yield answer
         except Unreachable as error:
             raise EngineError(f"the server at {self.address}: {error}") from error
@@ -358,9 +375,9 @@ class RemoteInstance:
         Raises:
             EngineError: it does not answer.
         """
-        self._calls.open()
         try:
-            return await self._calls.relay(method, path, body, kind, limit_s)
+            async with self._during_call():
+                return await self._calls.relay(method, path, body, kind, limit_s)
         except (Unreachable, Malformed) as error:
             raise EngineError(f"the server at {self.address}: {error}") from error
 

@@ -758,6 +758,31 @@ def changed_directly(served, owners):
     return generate(served).json()["weight_version"]
 
 
+def test_a_control_call_goes_on_while_servers_leave_and_return(front):
+    served, owners = front()
+    answered, waits = [], threading.Event()
+
+    def held(owner):
+        async def answer(request):
+            if request.path == "/weight_info" and request.method == "GET":
+                answered.append(owner)
+                await aeventually(waits.is_set)
+            return await owner.answer(request)
+
+        return answer
+
+    with served:
+        for each in owners:
+            each.server.control = held(each)
+        asked = Asking(lambda: call(served, "/weight_info", method="GET"))
+        eventually(lambda: len(answered) == 2)
+        pause_directly(owners)
+        eventually(lambda: not instances(served))
+        assert changed_directly(served, owners) == 0
+        waits.set()
+        assert asked.result().status_code == 200
+
+
 @pytest.mark.parametrize("seen", [True, False], ids=["seen", "not yet seen"])
 def test_weights_change_through_seer_while_their_owner_has_paused_the_servers_directly(front, seen):
     served, owners = front()
