@@ -158,6 +158,8 @@ class RemoteInstance:
         self._calling = 0
         """How many of them are under way."""
         self._stopped = False
+        self._why_left = ""
+        """Why it left by its owner, in words, until it has started again."""
         self._siblings = siblings
         self._sink: InstanceSink | None = None
         self._facts: ServerFacts | None = None
@@ -259,7 +261,7 @@ class RemoteInstance:
         except BaseException:
             await self._down()
             raise
-        self._sink, self._asleep = sink, False
+        self._sink, self._asleep, self._why_left = sink, False, ""
         self._started_s = asyncio.get_running_loop().time()
         self._watching = asyncio.create_task(self._watch())
         info = self.seer.describe(self._describe(facts, level))
@@ -898,7 +900,7 @@ class RemoteInstance:
                     raise EngineError(f"instance {self.id!r}: {self._paused}; resume it before")
                 self._siblings.version = version
                 if self._sink is not None:
-                    self._sink.leaving(self.id, self._paused)
+                    self._leave_paused(self._sink)
                 return None
             if source.path != OWNER:
                 if source.directory is None:
@@ -942,8 +944,14 @@ class RemoteInstance:
             raise EngineError(f"instance {self.id!r} is down")
         self._asleep = False
 
+    def _leave_paused(self, sink: InstanceSink) -> None:
+        self._why_left = self._paused
+        sink.leaving(self.id, self._why_left)
+
     def _expect_idle(self, what: str) -> None:
-        state = "is down" if self._sink is None else "is asleep" if self._asleep else ""
+        state = "is asleep" if self._asleep else ""
+        if self._sink is None:
+            state = f"is down, for {self._why_left}" if self._why_left else "is down"
         if self._jobs:
             state = f"runs {len(self._jobs)} chunks"
         if state:
@@ -986,7 +994,7 @@ class RemoteInstance:
                 )
             )
             if load.paused and not self._asleep:
-                sink.leaving(self.id, self._paused)
+                self._leave_paused(sink)
                 return
             if not self._jobs or load.written is None or load.written != written:
                 written, changed_s = load.written, loop.time()
