@@ -242,7 +242,7 @@ def test_a_drafter_on_made_up_text_is_refused():
 
 def test_time_does_not_wait_for_what_comes_after_the_last_running_chunk_was_dropped():
     from seer_worker.process.worker import Worker
-    from seer_worker.wire import AbortChunk, Start, Submit
+    from seer_worker.wire import AbortChunk, Start, Submit, Telemetry
 
     idles, dropped = [], []
     adapter = SimpleNamespace(
@@ -250,6 +250,7 @@ def test_time_does_not_wait_for_what_comes_after_the_last_running_chunk_was_drop
         submit=lambda job, salt: None,
         abort=dropped.extend,
         idle=lambda: idles.append(True),
+        telemetry=lambda: Telemetry(0, 0, 0.0),
     )
     worker = Worker(lambda *messages: None, adapter, Start("", "0", {}, ""))
     for name in "ab":
