@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import structlog
@@ -19,7 +19,7 @@ from seer_core.errors import EngineError
 from seer_core.model import Completion, PromptGroup
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.model.chunks import ChunkJob, ChunkOutput
-from seer_core.model.requests import ChunkRecord
+from seer_core.model.requests import ChunkRecord, FinishReason
 
 __all__ = ["Canary", "DirectWriter", "WritingEngine", "aborted"]
 
@@ -182,29 +182,15 @@ class DirectWriter:
                     attachments=output.attachments,
                 )
             )
-        tokenizer = runtime.tokenizer
-        ending = text_before_stop(
-            None if tokenizer is None else tokenizer.decode,
-            group.sampling,
-            group.prompt_token_ids,
+        return _completion(
+            runtime,
+            group,
+            index,
             all_tokens,
-            stopped,
-        )
-        return Completion(
-            request_id=request_id,
-            group_id=group.id,
-            index=index,
-            seed=seed,
-            token_ids=Tokens(all_tokens),
-            logprobs=Logprobs(all_logprobs),
-            text=ending.text,
-            finish_reason="stop" if stopped else "length",
-            weight_version=runtime.weight_version,
+            all_logprobs,
+            "stop" if stopped else "length",
             chunks=chunks,
             instances=[engine.id],
-            finished_s=runtime.clock.now(),
-            metadata=group.metadata,
-            stop_reason=ending.stop_reason,
             top_logprobs=tops,
             prompt_logprobs=of_prompt,
         )
@@ -218,8 +204,21 @@ def aborted(
     logprobs: Sequence[float] = (),
 ) -> Completion:
     """Return a response that was aborted when it had these tokens."""
+    return _completion(runtime, group, index, tokens, logprobs, "aborted", chunks=[], instances=[])
+
+
+def _completion(
+    runtime: Runtime,
+    group: PromptGroup,
+    index: int,
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    reason: FinishReason,
+    **further: Any,
+) -> Completion:
+    """Return a response that is over now; ``further`` are fields of it."""
     decode = None if runtime.tokenizer is None else runtime.tokenizer.decode
-    ending = text_before_stop(decode, group.sampling, group.prompt_token_ids, tokens, False)
+    ending = text_before_stop(decode, group.sampling, group.prompt_token_ids, tokens, reason == "stop")
     return Completion(
         request_id=f"{group.id}/{index}",
         group_id=group.id,
@@ -228,12 +227,12 @@ def aborted(
         token_ids=Tokens(tokens),
         logprobs=Logprobs(logprobs),
         text=ending.text,
-        finish_reason="aborted",
+        finish_reason=reason,
         weight_version=runtime.weight_version,
-        chunks=[],
-        instances=[],
         finished_s=runtime.clock.now(),
         metadata=group.metadata,
+        stop_reason=ending.stop_reason,
+        **further,
     )
 
 
