@@ -1,12 +1,14 @@
-"""Strategies, an observer and the running of coroutines, as the tests of a runtime share them."""
+"""Strategies, drafters, an observer and the running of coroutines, as the tests of a runtime share them."""
 
 import asyncio
 import threading
 
+import attrs
 import msgspec
 from seer_context_sched import ContextAware
 from seer_divided_rollout import Chunks, KvAware
 
+from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.scheduling.scheduler import Policies, Slot
 from tests.support.eventually import PATIENCE_S
 
@@ -110,3 +112,35 @@ def in_a_thread(work):
     if error is not None:
         raise error
     return answer
+
+
+@attrs.define(eq=False)
+class Noted:
+    """A drafter whose sharing a test chooses."""
+
+    sharing: bool = False
+
+    def source(self):
+        return SourceSpec("noted:Source", {}, 4)
+
+    def shares(self):
+        return self.sharing
+
+    def policy(self, step_times: StepTimes):
+        return None
+
+
+@attrs.define(eq=False)
+class Remembering(Noted):
+    """A drafter with a memory of one prompt's responses."""
+
+    kept: list = attrs.Factory(list)
+
+    def recall(self, prompt):
+        return [tokens for asked, tokens in self.kept if list(asked) == list(prompt)]
+
+    def remember(self, prompt, response):
+        self.kept.append((prompt, response))
+
+    def clear(self):
+        self.kept.clear()

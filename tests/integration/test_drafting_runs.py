@@ -2,7 +2,6 @@
 
 import asyncio
 
-import attrs
 import msgspec
 import pytest
 from seer_cli.comparison import compare
@@ -14,8 +13,10 @@ from seer_trace.records import TraceWriter, replay
 from seer_core.errors import EngineError, PluginError
 from seer_core.model.events import InstanceReported
 from seer_core.plugins.slots import Strategies
-from seer_core.ports.drafting import Drafter, SourceSpec, StepTimes
+from seer_core.ports.drafting import Drafter, StepTimes
 from seer_core.scheduling.scheduler import Policies, Slot
+
+from .helpers import Noted, Remembering
 
 STEADY = """
 from seer_core.ports.drafting import SourceSpec
@@ -45,22 +46,6 @@ class Drafter:
 def seer_make_drafter():
     return Drafter()
 """
-
-
-@attrs.define(eq=False)
-class Noted:
-    """A drafter whose sharing a test chooses."""
-
-    sharing: bool = False
-
-    def source(self):
-        return SourceSpec("noted:Source", {}, 4)
-
-    def shares(self):
-        return self.sharing
-
-    def policy(self, step_times: StepTimes):
-        return None
 
 
 def slot(strategy):
@@ -133,22 +118,6 @@ def test_engines_receive_what_siblings_write_elsewhere_if_the_drafter_shares(
     asyncio.run(main())
     received = [[(text.start, text.token_ids) for text in engine.sibling_tokens] for engine in engines]
     assert received == ([[(0, [5, 6])], [(0, [5, 6, 7])]] if sharing else [[], []])
-
-
-@attrs.define(eq=False)
-class Remembering(Noted):
-    """A drafter with a memory of one prompt's responses."""
-
-    kept: list = attrs.Factory(list)
-
-    def recall(self, prompt):
-        return [tokens for asked, tokens in self.kept if list(asked) == list(prompt)]
-
-    def remember(self, prompt, response):
-        self.kept.append((prompt, response))
-
-    def clear(self):
-        self.kept.clear()
 
 
 def test_a_drafter_s_memory_gets_each_response_and_engines_what_it_recalls_until_it_is_cleared(

@@ -4,7 +4,6 @@ import asyncio
 import importlib
 from pathlib import Path
 
-import attrs
 import pytest
 from seer_journal import DiskJournal
 from seer_session.runtime import Runtime
@@ -17,7 +16,7 @@ from seer_core.model.events import ChunkFinished
 from seer_core.plugins.slots import Assembly, Strategies
 from seer_core.scheduling.scheduler import CORE, Policies, Scheduler, Slot
 
-from .helpers import divided, outputs, play
+from .helpers import Remembering, divided, outputs, play
 
 ENGINE = Path(__file__).parents[2] / "examples/plugins/engines"
 GROUPS = [PromptGroup(f"g{number}", (5, 6, 7 + number), 4, 300, seed=number) for number in range(6)]
@@ -284,29 +283,6 @@ def test_siblings_that_an_earlier_process_wrote_are_drafted_from(by_hand, hand, 
     play(second())
 
 
-@attrs.define(eq=False)
-class KeepingDrafter:
-    """A drafter whose memory outlives the process."""
-
-    kept: list = attrs.Factory(list)
-    policy = None
-
-    def shares(self):
-        return True
-
-    def source(self):
-        return None
-
-    def recall(self, prompt):
-        return [tokens for asked, tokens in self.kept if list(asked) == list(prompt)]
-
-    def remember(self, prompt, response):
-        self.kept.append((prompt, response))
-
-    def clear(self):
-        self.kept.clear()
-
-
 @pytest.mark.parametrize("outlives", [True, False])
 def test_a_finished_response_that_is_resumed_is_drafted_from_once_and_remembered_once(
     by_hand, hand, tmp_path, some_groups, outlives
@@ -328,7 +304,7 @@ def test_a_finished_response_that_is_resumed_is_drafted_from_once_and_remembered
                 runtime.rollout(groups, journal=journal)
                 return [(each.request_id, each.token_ids.tolist()) for each in engine.sibling_tokens]
 
-    memory = KeepingDrafter()
+    memory = Remembering(sharing=True)
     play(first(memory))
     if not outlives:
         memory.clear()
