@@ -110,6 +110,18 @@ def test_a_reserved_port_refuses_connections_and_is_given_to_the_server_that_nam
                 socket.create_server(("127.0.0.1", port))
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("address", ["127.0.0.2", "::1"])
+def test_a_reserved_port_is_reserved_at_all_addresses(address):
+    """A connection that another process makes from one of them would keep a server of all from it."""
+    with (
+        reserved_port() as port,
+        socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as other,
+        pytest.raises(OSError, match="in use"),
+    ):
+        other.bind((address, port))
+
+
 def test_a_killer_kills_once_in_the_event_that_sends_a_chunk_to_its_instance():
     struck = []
     killer = Killer(None, after=2, of=ChunkFinished, instance="b")

@@ -21,7 +21,7 @@ class Autoscaled:
     def __init__(self):
         self.directory = tempfile.mkdtemp(prefix="ray-")  # short: the paths of sockets are bounded
         self._reserved = ExitStack()
-        port = self._reserved.enter_context(reserved_port(HOST))
+        port = self._reserved.enter_context(reserved_port())
         self.address = f"{HOST}:{port}"
         config = Path(self.directory, "autoscaler.json")
         config.write_text(json.dumps(self._config()))

@@ -212,7 +212,7 @@ class Machines:
         self._network = self._lay_network()
         self.host = f"{self._network}.1"
         self._reserved = ExitStack()
-        port, client_port = (self._reserved.enter_context(reserved_port(self.host)) for _ in range(2))
+        port, client_port = (self._reserved.enter_context(reserved_port()) for _ in range(2))
         self.address = f"{self.host}:{port}"
         try:
             self._start_head(port, client_port)
