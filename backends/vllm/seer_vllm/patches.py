@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from seer_worker.process.fork_server import unfitness
@@ -21,6 +22,8 @@ from seer_vllm.internals import kv_check
 __all__ = ["fork_ranks", "install", "multiply_fp8_in_float32", "register_kernels_once"]
 
 RENDEZVOUS = "get_file_store_init_method"
+SOCKETS = "VLLM_RPC_BASE_PATH"
+LONGEST_SOCKET_PATH = 107
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 KERNELS = "register_triton_kernel_overrides"
 
@@ -28,10 +31,12 @@ KERNELS = "register_triton_kernel_overrides"
 def install(scratch: Path) -> None:
     """Have the processes of an engine meet in the directory ``scratch``, and report too little KV in bytes.
 
-    vLLM puts the file by which they meet into the temporary directory, and never removes it.  Its groups of
-    one process share a thread.
+    vLLM puts the file by which they meet into the temporary directory, and the sockets by which ranks notify
+    each other, and never removes them.  Its groups of one process share a thread.
     """
     share_thread()
+    if len(os.fsencode(scratch / str(uuid4()))) <= LONGEST_SOCKET_PATH:
+        os.environ[SOCKETS] = str(scratch)
     # The name separates engines of this machine, also in shared memory.
     address = f"file://{scratch / scratch.name}"
     for executor in (uniproc_executor, multiproc_executor):

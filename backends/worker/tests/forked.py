@@ -16,7 +16,7 @@ from toys import Toy
 
 from seer_core.errors import EngineError
 
-__all__ = ["Facts", "preload", "preload_and_fail", "preload_with_a_thread"]
+__all__ = ["Facts", "preload", "preload_and_fail", "preload_torch", "preload_with_a_thread"]
 
 HELD = [socket.socket()]
 os.environ["SET_BY_AN_IMPORT"] = "1"
@@ -24,6 +24,13 @@ os.environ["SET_BY_AN_IMPORT"] = "1"
 
 def preload():
     """Import nothing more: this module is imported already."""
+
+
+def preload_torch():
+    """Have torch decide where it keeps what it compiles, as engines' imports do."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    cache_dir()
 
 
 def preload_and_fail():

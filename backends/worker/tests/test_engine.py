@@ -19,6 +19,7 @@ from seer_testing import EngineContract
 from seer_worker.client import fork_server
 from seer_worker.client.local import LocalLauncher
 from seer_worker.client.process_client import Launch, ProcessClient
+from seer_worker.client.worker_log import WorkerLog
 from seer_worker.process.serving import work
 from seer_worker.wire import Channel, Shutdown
 
@@ -420,6 +421,16 @@ def test_an_instance_that_ended_well_leaves_nothing(launch, local):
             os.kill(pid, 0)
 
     play(story)
+
+
+def test_only_its_user_reads_a_log_in_a_directory_that_all_may_read(tmp_path):
+    before = os.umask(0)
+    try:
+        with WorkerLog(tmp_path / "toy-0.log", True).open():
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "toy-0.log").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("launching", [True, False])

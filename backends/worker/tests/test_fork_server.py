@@ -122,6 +122,14 @@ def test_a_forked_worker_has_what_a_started_one_has(launch):
     assert (kinds[0].count("socket"), kinds[1].count("socket")) == (2, 2)
 
 
+def test_what_torch_compiles_lies_in_the_users_cache_however_a_worker_is_started(launch, tmp_path):
+    variables = {**launch.environment, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    variables.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    for launcher in (LocalLauncher("forked:preload_torch"), LocalLauncher()):
+        [facts] = facts_of(attrs.evolve(launch, launcher=launcher, environment=variables), "toy-0")
+        assert facts["environment"]["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache/seer/torchinductor")
+
+
 def test_siblings_share_neither_descriptors_nor_environment_nor_randomness(launch, tmp_path):
     first = attrs.evolve(launch, environment={**launch.environment, "CUDA_VISIBLE_DEVICES": "secret"})
     second = attrs.evolve(launch, environment={**launch.environment, "TMPDIR": str(tmp_path)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -14,6 +15,7 @@ from seer_core.errors import EngineError
 __all__ = ["WorkerLog"]
 
 LOG_TAIL_LINES = 15
+TO_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 class WorkerLog:
@@ -37,7 +39,7 @@ class WorkerLog:
         """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = self.path.open("ab", buffering=0)
+            file = os.fdopen(os.open(self.path, TO_APPEND, 0o600), "ab", buffering=0)
         except OSError as error:
             raise EngineError(
                 f"its log {self.path} cannot be written: {describe_flaw(error)}; correct `log_dir` in its"

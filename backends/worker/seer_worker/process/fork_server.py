@@ -31,6 +31,7 @@ from seer_host.process import lead_group
 
 from seer_worker.fork_wire import Exited, Fork, Forked, ForkFailed, FromServer, ToServer, Unfit
 from seer_worker.process.child import configure_log, serve
+from seer_worker.process.compiled import keep_compiled_private
 from seer_worker.process.python_path import clash_of, replace_path
 
 __all__ = ["Forker", "main", "set_title", "unfitness"]
@@ -283,6 +284,7 @@ def main(fd: int, preload: str) -> int:
     set_title(f"seer fork server {preload}")
     gc.disable()  # nothing of an import is garbage, and a collection in a worker would copy all pages
     begun_s, before = perf_counter(), dict(os.environ)
+    keep_compiled_private()
     module, _, name = preload.partition(":")
     getattr(import_module(module), name)()
     facts = {"imported": preload, "import_s": f"{perf_counter() - begun_s:.1f}"}

@@ -17,6 +17,7 @@ from seer_core.errors import ConfigError, EngineError
 from seer_core.model import InstanceInfo
 from seer_core.ports.kv import StoreSpec
 from seer_worker.process.adapter import ADAPTER, EngineAdapter
+from seer_worker.process.compiled import keep_compiled_private
 from seer_worker.process.dead_ranks import send_reason_by
 from seer_worker.process.drafts import check_source
 from seer_worker.process.place import node_name, own_address
@@ -59,6 +60,7 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
             raise WireError("the first message must be Start, alone")
         check_place(start)
         name_shared_memory(Path(start.scratch))
+        keep_compiled_private()
         if start.source is not None:
             check_source(start.source, start.own_methods)  # the engine's import takes seconds
         make: Any = ADAPTER.load(start.instance)
