@@ -36,7 +36,7 @@ from seer_core.model import Sampling
 from seer_core.model.arrays import LEAST_LOGPROB, Logprobs, PromptLogprobs, TopLogprobs
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore
-from seer_sglang import attention, drafting, embedding, experts, internals
+from seer_sglang import attention, drafting, embedding, experts, images, internals
 from seer_sglang.blocks import SglangLayers
 from seer_sglang.pooling import KvPoolAdapter
 from seer_sglang.ranked_pool import FollowingPool, LeadingPool
@@ -175,6 +175,9 @@ class SglangEngine:
         if args.attention_backend == "torch_native":
             attention.install(self.runner.attn_backend)
             embedding.install()
+        if args.device == "cpu":
+            images.install(self.runner.model)
+        self.images = images.SglangImages(args.model_path, trust_remote_code=args.trust_remote_code)
         self._proposer = proposer
         self._verifier = drafting.KeyedVerifier(self.sampler, self._end_token_ids)
         self._live: list[str] = []
@@ -242,6 +245,7 @@ class SglangEngine:
 
         Raises:
             ValueError: SGLang does not take it.
+            Rejected: nor one of its images.
         """
         if not job.token_ids:
             raise ValueError("it has no tokens")
@@ -261,6 +265,7 @@ class SglangEngine:
             params.stop_token_ids = None if script.end is None else {script.end}
         params.normalize(None)
         params.verify(self.vocab_size)
+        self.images.check(job)
         ends = script is None and not job.sampling.ignore_eos
         self.queue(job, cache_salt, params, ends=ends, to_the_end=to_the_end, save=save)
 
@@ -279,11 +284,12 @@ class SglangEngine:
 
         Without ``ends`` none of the model's tokens ends it.
         """
+        text, shown = self.images.inputs(job)
         asks = job.sampling.prompt_logprobs is not None and job.prompt_tokens == len(job.token_ids)
         req = Req(
             f"{next(self._numbers)}.",  # SGLang aborts all ids that begin with the given one
             None,
-            array("q", job.token_ids),
+            text,
             params,
             eos_token_ids=set(self._end_token_ids) if ends else None,
             vocab_size=self.vocab_size,
@@ -294,6 +300,7 @@ class SglangEngine:
             routed_experts_start_len=first_wanted(job),
         )
         req.logprob_start_len = 0 if asks else NO_LOGPROBS
+        req.multimodal_inputs = shown
         writing = ChunkState(job, lambda: req.output_ids, to_the_end=to_the_end)
         self.chunks[req.rid] = Chunk(req, writing)
         if self._proposer is not None and not to_the_end:
@@ -301,6 +308,16 @@ class SglangEngine:
         if self.pooling is not None:
             self.pooling.open(req.rid, job, cache_salt, saves=save)
         self.scheduler.add(req)
+
+    @in_all_ranks
+    def hold_image(self, digest: str, data: bytes) -> None:
+        """Hold the file of an image."""
+        self.images.hold(digest, data)
+
+    @in_all_ranks
+    def drop_images(self, digests: Sequence[str]) -> None:
+        """Forget images."""
+        self.images.drop(digests)
 
     def chunk(self, job_id: str) -> Chunk:
         """Return a running chunk."""
@@ -313,7 +330,7 @@ class SglangEngine:
         for rid, chunk in list(self.chunks.items()):
             if chunk.writing.job.id in dropped:
                 if self.pooling is not None:
-                    self.pooling.give_up(rid)
+                    self.pooling.give_up(rid, chunk.req.origin_input_ids)
                 self._drop(rid)
 
     @in_all_ranks
@@ -344,6 +361,8 @@ class SglangEngine:
         self.computed = Step(0, 0)
         if batch is not None:
             self._book(batch)
+            if batch.return_logprob and batch.forward_mode.is_extend():
+                self._name_images(batch)
             if self.pooling is not None:
                 self.pooling.stage_running(self._still_there(before), self._text_and_slots)
         elif self.awaits_kv:
@@ -407,6 +426,7 @@ class SglangEngine:
     @in_all_ranks
     def flush(self) -> bool:
         """Forget all cached KV if no request is there; return whether none was."""
+        self.images.forget_encoded()
         return bool(self.scheduler.flush_cache())
 
     def _book(self, batch: ScheduleBatch) -> None:
@@ -423,6 +443,17 @@ class SglangEngine:
                 chunk.account.pool_tokens = req.host_loaded_length
                 chunk.cached_tokens = req.prefix_len - req.host_loaded_length
         self.computed = Step(len(batch.reqs), sum(positions))
+
+    def _name_images(self, batch: ScheduleBatch) -> None:
+        """Ask for the log-probs of tokens that stand for images, in place of what the prefix cache has."""
+        begin = 0
+        for req, unwanted in zip(batch.reqs, batch.extend_logprob_start_lens, strict=True):
+            wanted = req.extend_len - unwanted
+            if req.return_logprob and req.multimodal_inputs is not None:
+                first = req.prefix_len + 1
+                ids = self._chunk(req).writing.job.token_ids[first : first + wanted]
+                batch.extend_input_logprob_token_ids[begin : begin + len(ids)] = torch.tensor(ids)
+            begin += wanted
 
     def _expect_same_plan(self, batch: ScheduleBatch | None) -> None:
         """Raise EngineError if this rank has planned another step than rank 0, whose KV would be nonsense."""
@@ -493,7 +524,7 @@ class SglangEngine:
 
         def text(place: int, start: int, stop: int) -> list[int]:
             req = reqs[there[place]]
-            return [*req.origin_input_ids, *req.output_ids][start:stop]
+            return [*self.chunks[req.rid].writing.job.token_ids, *req.output_ids][start:stop]
 
         found = self._proposer.propose_trees(sampled, lengths, text, self._room.nodes - 1)
         for place, draft, links in zip(there, *found, strict=True):

@@ -127,6 +127,14 @@ class SglangAdapter(EngineAdapter):
         except ValueError as error:
             raise Rejected(f"SGLang refuses the chunk: {error}") from error
 
+    def hold_image(self, digest: str, data: bytes) -> None:
+        """Hold the file of an image."""
+        self.engine.hold_image(digest, data)
+
+    def drop_images(self, digests: Sequence[str]) -> None:
+        """Forget images."""
+        self.engine.drop_images(digests)
+
     def abort(self, job_ids: Sequence[str]) -> None:
         """Drop running chunks."""
         self.engine.abort(job_ids)

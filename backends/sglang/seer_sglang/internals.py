@@ -38,6 +38,7 @@ RETRACTED = "drafts take KV memory that chunks were promised, which are put back
 ASLEEP = "an instance asleep gives no memory of a GPU back"
 POOLED = "an instance cannot share KV"
 PROMPTS = "the log-probs of prompts are not there"
+SEEN = "models do not see the images of prompts"
 CAPACITY = "an instance cannot report what it holds"
 ROUTED = "the experts of tokens are not there"
 
@@ -50,6 +51,8 @@ _CONFIG = "sglang.srt.configs.model_config:ModelConfig"
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
 _PARAMS = "sglang.srt.mem_cache.base_prefix_cache"
 _POOLS = "sglang.srt.mem_cache.memory_pool"
+_BATCHES = "sglang.srt.managers.schedule_batch"
+_VISION = "sglang.srt.layers.attention.vision"
 _WORKER = "sglang.srt.speculative.ngram_worker:NGRAMWorker"
 
 IMPORTED = (
@@ -81,6 +84,8 @@ IMPORTED = (
         )
     ),
     Name(_BATCH, "return_logprob", PROMPTS),
+    Name(_BATCH, "extend_logprob_start_lens", PROMPTS),
+    Name(_BATCH, "extend_input_logprob_token_ids", PROMPTS),
     Name("sglang.srt.managers.schedule_batch:FINISH_MATCHED_TOKEN", "to_json", ENDED),
     Name("sglang.srt.managers.schedule_batch:FINISH_LENGTH", "to_json", ENDED),
     Name(_BATCH, "extend_lens", ACCOUNT),
@@ -216,6 +221,14 @@ IMPORTED = (
         ROUTED,
         ("self", "req_pool_idx", "seqlen", "req_to_token_pool", "start_len"),
     ),
+    Name(f"{_BATCHES}:Modality", "IMAGE", SEEN),
+    Name(f"{_BATCHES}:MultimodalDataItem", "set_identity", SEEN, ("self", "identity")),
+    Name(f"{_BATCHES}:MultimodalInputs", "mrope_positions", SEEN),
+    Name(f"{_BATCHES}:MultimodalInputs", "mrope_position_delta", SEEN),
+    Name(f"{_BATCHES}:MultimodalProcessorOutput", "build_padded_input_ids", SEEN, ("input_ids", "mm_items")),
+    Name("sglang.srt.managers.mm_schedule", "embedding_cache", SEEN),
+    Name(_VISION, "apply_rotary_pos_emb", SEEN),
+    Name(_VISION, "apply_rotary_pos_emb_native_eager", SEEN),
     Name("sglang.srt.managers.schedule_batch:ReqKvInfo", "kv_committed_len", POOLED),
     Name("sglang.srt.managers.schedule_batch:ReqKvInfo", "holds_kv", POOLED),
     Name(f"{_POOLS}:MHATokenToKVPool", "get_kv_buffer", POOLED, ("self", "layer_id")),

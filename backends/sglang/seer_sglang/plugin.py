@@ -27,12 +27,14 @@ GROUPS = (
     "an instance is one group of ranks: write instances of [engine.sglang], or keep servers of SGLang's own"
     " ([engine.remote])"
 )
+PREPARED = "images are made ready as the model's own files say"
 OWN_ENGINE_ARGS = {
     "attention_backend": "on a CPU only one will do",
     "attn_dp_size": GROUPS,
     "context_length": "write max_model_tokens",
     "device": "it follows from what is installed",
     "disable_cuda_graph": "write enforce_eager of [engine.sglang]",
+    "disable_fast_image_processor": PREPARED,
     "disable_overlap_schedule": "Seer needs it so",
     "disable_radix_cache": "chunks would be prefilled again and again",
     "dp_size": "write instances of [engine.sglang]",
@@ -41,8 +43,10 @@ OWN_ENGINE_ARGS = {
     "enable_hierarchical_cache": "name a KV pool in [seer].kv_pool",
     "enable_metrics": "write metrics of [engine.sglang]",
     "enable_lmcache": "name a KV pool in [seer].kv_pool",
+    "image_processor_backend": PREPARED,
     "max_prefill_tokens": "write max_batched_tokens",
     "max_running_requests": "write max_running",
+    "mm_process_config": PREPARED,
     "model_path": "write model of [engine.sglang]",
     "page_size": "write block_size of [engine.sglang]",
     "pp_size": "an instance spreads over devices by tensor_parallel alone",
@@ -135,6 +139,7 @@ def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher |
         preload="seer_sglang.preload:preload",
         launcher=launcher,
         controls=CONTROLS,
+        takes_images=True,
         trust_remote_code=bool(settings.engine_args.get("trust_remote_code")),
     )
 

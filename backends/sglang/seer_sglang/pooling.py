@@ -38,7 +38,8 @@ class KvPoolAdapter:
     """The port between SGLang's prefix cache and the pool.
 
     ``sound()`` returns whether the step just made computed finite numbers, and so KV that may be shared.
-    Only requests of the same salt share any.
+    Only requests of the same salt share any.  Texts are as the cache has them: an image's tokens there follow
+    from its digest, so the keys of their blocks name it.
     """
 
     def __init__(self, layers: SglangLayers, pool: RankPool, sound: Callable[[], bool]) -> None:
@@ -169,11 +170,11 @@ class KvPoolAdapter:
 
         self.pool.save(keys, lambda lacking: self._layers.read(whole[lacking].flatten()))
 
-    def give_up(self, rid: str) -> None:
-        """Drop what there is of an aborted chunk, but for its group's prompt."""
+    def give_up(self, rid: str, tokens: array[int]) -> None:
+        """Drop what there is of an aborted chunk, which began with these tokens, but for its prompt."""
         pooled = self._saved(rid)
         if pooled is not None and not pooled.job.trajectory:
-            self.pool.drop(self._split(pooled, array("q", pooled.job.token_ids)))
+            self.pool.drop(self._split(pooled, tokens))
 
     def _keys(self, pooled: Pooled, tokens: array[int]) -> list[bytes]:
         """Return the keys of a text's whole blocks: each stands for its tokens and all before them."""

@@ -196,7 +196,7 @@ def walk(page, seed, spec=None):
         elif side.waiting and dice.random() < 0.5:
             req = side.waiting.pop(dice.randrange(len(side.waiting)))
             if dice.random() < 0.1:
-                side.pooling.give_up(req.rid)
+                side.pooling.give_up(req.rid, req.origin_input_ids)
                 side.pooling.close(req.rid)
                 continue
             took = side.admit(req)

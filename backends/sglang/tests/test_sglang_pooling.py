@@ -259,7 +259,7 @@ def test_a_chunk_that_is_given_up_is_dropped_and_no_longer_saved():
     store = Store()
     a = pooling(store, kv(1))
     a.open("0", JOB, "weights")
-    a.give_up("0")
+    a.give_up("0", text(40))
     a.close("0")
     a.end("0", text(100), slots(100), cut=True)
     assert a.stage("0", text(100), 0, 99) == 0
@@ -271,7 +271,7 @@ def test_nothing_stays_of_a_request_that_was_put_back_and_then_given_up():
     a = pooling(store, kv(1))
     a.open("0", JOB, "weights")
     a.save("0", text(90), slots(89))
-    a.give_up("0")
+    a.give_up("0", text(40))
     a.close("0")
     a.pool.forget_group("g")
     assert store.calls == [("put", 5), ("drop", 4), ("drop", 1)]

@@ -43,3 +43,7 @@ if any("sglang" in each or "multiprocessing" in each for each in sys.orig_argv):
     library = torch.library.Library("sgl_kernel", "FRAGMENT")
     library.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor columns) -> Tensor")
     library.impl("murmur_hash32_cpu", murmur_hash32, "CompositeExplicitAutograd")
+    # No model here calls them, but SGLang looks for them where it reads images of Qwen-VL.
+    normed = ("fused_qk_gemma_rmsnorm", "fused_qk_gemma_rmsnorm_with_gate")
+    for name in (*normed, "fused_sigmoid_mul", "fused_qkvzba_split_reshape_cat_contiguous"):
+        library.define(f"{name}_cpu(Tensor input) -> Tensor")
