@@ -83,6 +83,7 @@ SECTIONS: Mapping[str, Mapping[str, Case]] = {
                 "cluster": "cluster_faults",
                 "servers": "remote_faults",
                 "driver": "driver_deaths",
+                "processes": "process_deaths",
                 "code": "user_code_errors",
                 "checkpoints": "checkpoint_damage",
                 "viewers": "slow_viewers",

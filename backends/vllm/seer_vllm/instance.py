@@ -108,7 +108,7 @@ class VllmAdapter(EngineAdapter):
             async_scheduling=wanted_ahead(ahead, source, pooled_ranks=0 if start.store is None else ranks),
         )
         if current_platform.is_cpu() and args.kv_cache_memory_bytes is None:
-            raise ValueError("without kv_cache_bytes vLLM would take nearly all memory; set it")
+            raise EngineError("without kv_cache_bytes vLLM would take nearly all memory; set it")
         # On a GPU it decides how many tokens a step prefills: 2,048 without, 8,192 or more with LLM's.
         usage = UsageContext.ENGINE_CONTEXT if current_platform.is_cpu() else UsageContext.LLM_CLASS
         with naming_format(settings.get("quantization")):

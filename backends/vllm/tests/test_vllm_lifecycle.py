@@ -141,6 +141,12 @@ def test_a_wrong_argument_fails_the_start_by_its_name_and_nothing_is_imported_fr
     assert pool.engines[0].worker is None
 
 
+def test_a_start_without_kv_memory_on_a_cpu_is_refused_in_a_sentence(loop, make_fleet, models):
+    pool = make_fleet(models[0], kv_cache_bytes=None)
+    with pytest.raises(EngineError, match="'vllm-0' did not start: without kv_cache_bytes vLLM would take"):
+        loop.run_until_complete(pool.engines[0].start(None))
+
+
 @pytest.fixture
 def too_late(loop, monkeypatch):
     """Let the time to start be over once a worker is launched; return the workers' processes."""
