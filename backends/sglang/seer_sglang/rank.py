@@ -75,7 +75,6 @@ class SglangRank:
 
         source, self._weights = self._weights, None
         assert source is not None
-        self._engine.images.forget_encoded()
         found = weights.load(self._engine.runner, source, version)
         return source.joined(found) if isinstance(source, Merged) else found
 

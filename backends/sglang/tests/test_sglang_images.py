@@ -25,6 +25,7 @@ from backends.tests.image_rollouts import BOUND_S, expect_images_to_change_no_to
 from backends.tests.turns_in_pools import released  # noqa: E402
 from bench.models import picture  # noqa: E402
 from seer_core.model import Sampling  # noqa: E402
+from seer_core.ports.weights import directory  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -192,6 +193,17 @@ def test_images_look_alike_in_small_prefills_after_preemption_and_on_two_ranks(s
     assert respond(tight) == expected
     tight.expect_preemptions()
     assert respond(start(model, tensor_parallel=2)) == expected
+
+
+def test_an_image_is_encoded_anew_with_new_weights(start, model, tmp_path):
+    other = write_family(tmp_path / "other", "Qwen2.5-VL", 2, TOKENIZER)
+    updated, fresh = start(model), start(other)
+    before = answers(updated, [seeing(updated, model, [1, 2])])
+    updated.weight_version += 1
+    updated.run(updated.engine.update_weights(directory(other), updated.weight_version))
+    after = answers(updated, [seeing(updated, model, [1, 2])])
+    assert after == answers(fresh, [seeing(fresh, other, [1, 2])])
+    assert after != before
 
 
 def test_log_probs_of_prompts_are_those_of_their_tokens_in_images_too(a, b, model):
