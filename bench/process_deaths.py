@@ -1,11 +1,10 @@
 """Do deaths of a run's processes on vLLM engines lose a response, change a token, or leave a process behind?
 
-`seer run` rolls out prompts of the bundled example on two vLLM engines with a local KV pool and drafts.  Once
-its journal has grown by a random number of bytes, or at random within its first three seconds, the driver or
-one of its children (a worker, the fork server, the reader of the tokenizer) is killed with SIGKILL, sometimes
-two at once.  The same command with --resume goes on until the run is done.  Its tokens and finish reasons are
-compared with those of a run that nothing disturbed.  Within a minute of a death of the driver no process of
-the run may be left, and after the run no shared memory and no journal.
+`seer run` rolls out prompts of the bundled example on two vLLM engines with a local KV pool and drafts.  At a
+random moment of its start or of its rollout the driver, a worker or the fork server is killed with SIGKILL,
+and again at another, until the run is over; after a death of the driver the same command with --resume goes
+on.  Tokens and finish reasons are compared with those of a run that nothing disturbed.  A process that
+has outlived its driver for a minute, and a journal that is left at the end, are complaints.
 """
 
 from __future__ import annotations
@@ -22,20 +21,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench.harness import EXAMPLE, Row, markdown
 
-DEPENDS_ON = ("seer_core", "plugins/journal", "backends/vllm", "backends/worker", "tests/soak/campaign.py")
+DEPENDS_ON = ("seer_core", "plugins/journal", "backends/vllm", "backends/worker", "backends/kv_local")
 ROUNDS = 1
-VICTIMS = {"SIGKILL": "the driver", "child": "a child"}
-LIFE_BYTES = 15_000
+VICTIMS = {"the driver": "seer_main", "a worker": "seer worker vllm", "the fork server": "seer fork server"}
+"""With a part of the title of each."""
+PAUSE_S, GONE_WITHIN_S = (0.5, 8.0), 60.0
+OFTEN = ("--set", "seer.restarts.attempts=1000", "--set", "seer.restarts.backoff_s=0")
 TOTAL = "total"
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add the case's own options."""
-    parser.add_argument(
-        "--deaths", type=int, default=60, help="at least so many, if there is time (default 60)"
-    )
+    parser.add_argument("--deaths", type=int, default=60, help="if there is time (default 60)")
     parser.add_argument("--minutes", type=float, default=60, help="no further run after so long (default 60)")
     parser.add_argument("--groups", type=int, default=6, help="prompts of each run (default 6)")
     parser.add_argument("--seed", type=int, default=1, help="(default 1)")
@@ -43,40 +44,78 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> list[Row]:
     """Let runs die until there have been enough deaths; return a row for each victim, and one for all."""
-    from tests.soak.campaign import Campaign
-
-    chance = random.Random(options.seed)
+    chance, end_s = random.Random(options.seed), time.monotonic() + 60 * options.minutes
     deaths: Counter[str] = Counter()
     found: Counter[str] = Counter()
     complaints: list[str] = []
-    end_s = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        lines = (EXAMPLE / "prompts.jsonl").read_text().splitlines(keepends=True)[: options.groups]
-        (folder / "prompts.jsonl").write_text("".join(lines))
-        arguments = ["run", str(EXAMPLE / "demo.toml"), "--prompts", str(folder / "prompts.jsonl")]
-        arguments += [word for each in options.set for word in ("--set", each)]
-        expected = _undisturbed(arguments, folder / "undisturbed")
+        prompts = Path(name, "prompts.jsonl")
+        lines = (EXAMPLE / "prompts.jsonl").read_text().splitlines(keepends=True)
+        prompts.write_text("".join(lines[: options.groups]))
+        command = [
+            sys.executable,
+            "-c",
+            "from seer_main import main; main()",
+            "run",
+            str(EXAMPLE / "demo.toml"),
+        ]
+        command += ["--prompts", str(prompts), *OFTEN, "--resume", "--out"]
+        subprocess.run([*command, str(Path(name, "whole"))], check=True, stdout=subprocess.DEVNULL)
+        expected = {each["request_id"]: _facts(each) for each in _responses(Path(name, "whole"))}
         while deaths.total() < options.deaths and time.monotonic() < end_s and not complaints:
-            place = folder / f"run-{found['runs']}"
-            campaign = Campaign(arguments, place, chance, _responses, [*VICTIMS], LIFE_BYTES)
-            written = campaign.finish()
-            complaints += campaign.complaints
-            deaths += campaign.deaths
+            out = Path(name, f"run-{found['runs']}")
+            while not _live([*command, str(out)], out, chance, options.deaths, deaths, complaints):
+                found["lives"] += 1
+            written = _responses(out)
             ids = Counter(each["request_id"] for each in written)
-            found.update(runs=1, lives=campaign.lives, responses=len(expected))
-            found.update(lost=len(expected.keys() - ids.keys()), doubled=ids.total() - len(ids))
-            found.update(wrong=sum(expected[each["request_id"]] != _facts(each) for each in written))
-            print(f"{deaths.total()} deaths: {dict(found)}", file=sys.stderr, flush=True)
-    rows: list[Row] = [{"victim": VICTIMS[kind], "deaths": deaths[kind]} for kind in VICTIMS]
+            found.update(runs=1, lives=1, responses=len(expected), doubled=ids.total() - len(ids))
+            found["lost"] += len(expected.keys() - ids.keys())
+            found["wrong"] += sum(expected[each["request_id"]] != _facts(each) for each in written)
+            complaints += [f"left behind: {each}" for each in out.rglob("*.journal")]
+            print(f"{dict(deaths)}: {dict(found)}", file=sys.stderr, flush=True)
+    rows: list[Row] = [{"victim": victim, "deaths": deaths[victim]} for victim in VICTIMS]
     counts = {each: found[each] for each in ("runs", "lives", "responses", "lost", "doubled", "wrong")}
     return [*rows, {"victim": TOTAL, "deaths": deaths.total(), **counts, "complaints": complaints}]
 
 
-def _undisturbed(arguments: Sequence[str], out: Path) -> dict[str, Any]:
-    command = [sys.executable, "-c", "from seer_main import main; main()", *arguments, "--out", str(out)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return {each["request_id"]: _facts(each) for each in _responses(out)}
+def _live(
+    command: Sequence[str],
+    out: Path,
+    chance: random.Random,
+    most: int,
+    deaths: Counter[str],
+    flaws: list[str],
+) -> bool:
+    """Live until the run or the driver ends; return whether it is not to be gone on with."""
+    errors = out.with_suffix(".log")
+    with errors.open("w") as log:
+        driver = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
+    while deaths.total() < most:
+        try:
+            driver.wait(chance.uniform(*PAUSE_S))
+            break
+        except psutil.TimeoutExpired:
+            victim = chance.choice([*VICTIMS])
+        children = driver.children(recursive=True)
+        of_kind = [each for each in (driver, *children) if _titled(each, VICTIMS[victim])]
+        if of_kind:
+            chance.choice(of_kind).kill()
+            deaths[victim] += 1
+        if of_kind == [driver]:
+            driver.wait()
+            _, alive = psutil.wait_procs(children, GONE_WITHIN_S)
+            flaws += [f"outlived the driver: {each}" for each in alive]
+            return bool(alive)
+    if driver.wait():
+        flaws.append(f"ended with {driver.returncode}: {errors.read_text()[-2000:]}")
+    return True
+
+
+def _titled(process: psutil.Process, words: str) -> bool:
+    try:
+        return words in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def _responses(out: Path) -> list[dict[str, Any]]:
@@ -89,12 +128,12 @@ def _facts(response: dict[str, Any]) -> tuple[Any, Any]:
 
 def table(rows: Sequence[Row]) -> str:
     """Return the deaths by victim, and what came of the responses."""
-    lines = [[row["victim"], f"{row['deaths']}"] for row in rows if row["victim"] != TOTAL]
-    *_, found = rows
+    *kinds, found = rows
     words = (
         f"{found['runs']} rollouts of {found['responses']:,} responses in {found['lives']} lives of the"
         f" command: {found['lost']} lost, {found['doubled']} twice, {found['wrong']} with a wrong token."
     )
+    lines = [[row["victim"], f"{row['deaths']}"] for row in kinds]
     return "\n\n".join([words, *found["complaints"], markdown(["killed", "deaths"], lines)])
 
 
