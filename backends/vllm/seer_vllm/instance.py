@@ -48,7 +48,7 @@ from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import Bytes, KVStore
 from seer_core.ports.weights import WeightSpec
-from seer_vllm import adapters, internals, patches
+from seer_vllm import adapters, cpu_rounding, internals, patches
 from seer_vllm.bench import VllmBench
 from seer_vllm.connector import StoreConnector
 from seer_vllm.draft_lengths import lengths_of
@@ -79,6 +79,8 @@ class VllmAdapter(EngineAdapter):
     def __init__(self, start: Start, block_bytes: int | None = None) -> None:
         internals.check_imports(on_cpu=current_platform.is_cpu())
         patches.install(Path(start.scratch))
+        if current_platform.is_cpu():
+            cpu_rounding.install()
         source = start.source
         settings = {"disable_log_stats": True, "enforce_eager": current_platform.is_cpu(), **start.settings}
         uniform = settings.pop("uniform_drafts", None)

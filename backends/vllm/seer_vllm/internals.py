@@ -49,6 +49,7 @@ UNROUTED = "responses have no routed experts"
 SPLIT = "verifying short drafts on a CPU costs three times as much"
 VERIFIED = "drafts are not verified by key"
 EXPERTS = "a rank on a CPU takes its experts for all"
+ROUNDING = "log-probs on a CPU depend on what else a step computes"
 STATES = "the responses of gated delta nets on a CPU depend on the batch"
 PIECES = "responses that stream come at the ends of chunks"
 RAGGED = "the drafts of a step have no common length, and steps no full CUDA graph"
@@ -185,6 +186,8 @@ ON_CPU = (
     ),
     Name(_DELTA_NETS, "is_arm_bf16", STATES, ()),
     Name("torch.cpu", "_is_avx512_bf16_supported", STATES, ()),
+    Name("torch.cpu", "_is_amx_tile_supported", ROUNDING, ()),
+    Name("vllm.envs", "VLLM_CPU_ATTN_SPLIT_KV", ROUNDING),
     Name(
         "vllm._custom_ops",
         "fused_sigmoid_gating_delta_rule_update_spec_cpu",

@@ -64,9 +64,11 @@ def _sample_by_key() -> None:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    from seer_vllm import internals
+    from seer_vllm import cpu_rounding, internals
 
     internals.check_imports(on_cpu=current_platform.is_cpu())
+    if current_platform.is_cpu():
+        cpu_rounding.install()
     _check_requests(SamplingParams)
     _wrap(GPUModelRunner, _install_first)
     try:

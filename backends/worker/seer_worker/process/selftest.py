@@ -96,19 +96,31 @@ def continued_apart(worker: Worker) -> float | None:
         JOBS[0], id=f"{GROUP}-whole", prompt_tokens=len(prompt), sampling=sampling, last=False
     )
     half = TOKENS // 2
-    found, tokens = [], list(prompt)
+    found: list[dict[int, LogitRow]] = []
+    written: list[list[int]] = []
+    tokens = list(prompt)
     for job in (whole, structs.replace(whole, id=f"{GROUP}-continued", max_tokens=TOKENS - half)):
         worker.adapter.watch(True)
         try:
             output = _run(worker, [structs.replace(job, token_ids=tokens)])[job.id]
         finally:
             rows = worker.adapter.watch(False)
-        found.append(next(row.logits for row in rows if row.position == len(prompt) + half))
+        found.append({row.position: row for row in rows})
+        written.append(list(output.token_ids))
         tokens = [*prompt, *output.token_ids[:half]]
     worker.reset_cache()
-    one, other = (torch.from_numpy(logits).to(torch.float32).log_softmax(-1) for logits in found)
-    probable = one.topk(min(PROBED, len(one))).indices
-    return float((one - other)[probable].abs().max())
+    first, second = written
+    apart = 0.0
+    for place, token in enumerate(second, half):
+        one, other = (
+            torch.from_numpy(rows[len(prompt) + place].logits).to(torch.float32).log_softmax(-1)
+            for rows in found
+        )
+        probable = one.topk(min(PROBED, len(one))).indices
+        apart = max(apart, float((one - other)[probable].abs().max()))
+        if token != first[place]:  # what follows is of another response
+            break
+    return apart
 
 
 def wrong_continuation(apart: float) -> str | None:
