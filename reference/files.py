@@ -32,6 +32,7 @@ SUMMARY = {
     "kv_pool": "the pool's `name` and its figures, which are below",
     "plugins": "the enabled plug-ins, each with the distribution and the version that it is from",
     "seed": "`[seer].seed`",
+    "prompts_digest": "stands for the groups: prompts, sizes, seeds and sampling",
     "skipped_prompts": "the lines that `--skip-bad` left out, as below",
 }
 """Keys of a run's summary beside those of ``Summary``."""

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import click
 import msgspec
 from seer_host.config_files import Config
 from seer_journal import DiskJournal, Safety
+from seer_journal.records import Begun
 from seer_session.assembly import assemble
 from seer_session.prompts import PromptsFile, read_prompts
 from seer_session.results import Summary
@@ -30,6 +32,7 @@ from seer_cli.output_dir import OutputDir
 from seer_cli.report.options import DASHBOARD_OPTION
 from seer_cli.request_wording import counted
 from seer_core.errors import InputError, SeerError, printable
+from seer_core.model.arrays import packed
 from seer_core.plugins.slots import Assembly
 from seer_core.ports.kv import PoolStats
 from seer_core.ports.policy import Observer
@@ -110,13 +113,6 @@ def run_command(
     if resume and safety == "none":
         raise click.UsageError("--resume needs the journal; leave --journal=none out")
     check_apart(json_file, *(out / name for name in RUN_FILES))
-    if resume and (finished := OutputDir.finished(out)) is not None:
-        _require_same(out, finished, config, iteration)
-        OutputDir.remove_journal(out)
-        if json_file is not None:
-            write_json(json_file, finished)
-        click.echo(f"the run in {printable(str(out))} has finished; nothing is left to do")
-        return
     assembly = assemble(config)
     fleet = assembly.fleet
     read = read_prompts(
@@ -130,6 +126,13 @@ def run_command(
     )
     for bad in read.skipped:
         click.echo(f"skipped {printable(str(prompts))}:{bad.line}: {bad.reason}", err=True)
+    if resume and (finished := OutputDir.finished(out)) is not None:
+        _require_same(out, finished, config, read, iteration)
+        OutputDir.remove_journal(out)
+        if json_file is not None:
+            write_json(json_file, finished)
+        click.echo(f"the run in {printable(str(out))} has finished; nothing is left to do")
+        return
     check_writable(json_file)
     with OutputDir(out, _requested(read), overwrite=overwrite, resume=resume) as output:
         open_journal = partial(output.open_journal, _facts(config, read, iteration), safety)
@@ -142,11 +145,15 @@ def run_command(
     _print(summary, pool_stats, out)
 
 
-def _require_same(out: Path, finished: Mapping[str, Any], config: Config, iteration: int) -> None:
+def _require_same(
+    out: Path, finished: Mapping[str, Any], config: Config, read: PromptsFile, iteration: int
+) -> None:
     """Raise InputError if the finished run of a directory is not the one that is asked for."""
+    digest = _digest(read)
     for name, before, now in (
         ("[seer].seed", finished.get("seed"), config.seer.seed),
         ("--iteration", finished.get("iteration"), iteration),
+        ("the digest of prompts and sampling", finished.get("prompts_digest", digest), digest),
     ):
         if before != now:
             raise InputError(
@@ -242,6 +249,12 @@ async def _roll_out(
         return finish("finished")
 
 
+def _digest(read: PromptsFile) -> str:
+    """Return what stands for all groups: their prompts, sizes, seeds and how tokens are drawn."""
+    groups = sorted((Begun.of(group, 0, {}) for group in read.groups), key=attrgetter("group_id"))
+    return hashlib.sha256(msgspec.json.encode(groups, enc_hook=packed, order="deterministic")).hexdigest()[:16]
+
+
 def _requested(read: PromptsFile) -> int:
     return sum(group.n for group in read.groups)
 
@@ -255,6 +268,7 @@ def _document(
         "kv_pool": {"name": config.seer.kv_pool, **msgspec.to_builtins(pool_stats or {})},
         "plugins": [describe(name) for name in config.seer.plugins],
         "seed": config.seer.seed,
+        "prompts_digest": _digest(read),
         "skipped_prompts": msgspec.to_builtins(read.skipped),
     }
 

@@ -166,11 +166,15 @@ def test_another_run_is_refused_in_words_of_its_settings(run, killed, fails, wri
     assert seer(*resumed).exit_code == 0
 
 
-def test_another_run_than_the_finished_one_is_refused_too(run, fails, seer, tmp_path):
+def test_another_run_than_the_finished_one_is_refused_too(run, fails, seer, write_prompts, tmp_path):
     resumed = run("out", "--resume", token_s=0)
     assert seer(*resumed).exit_code == 0
     assert "--iteration was 0 and is 1 now; restore it" in fails(*resumed, "--iteration", "1")
     assert "[seer].seed was 0 and is 7 now; restore it" in fails(*resumed, "--set", "seer.seed=7")
+    other = write_prompts({"prompt_token_ids": [5, 7], "group_id": "7"}, name="other.jsonl")
+    for changed in (run("out", "--resume", prompts=other), (*resumed, "--set", "rollout.temperature=0.5")):
+        assert "the digest of prompts and sampling was" in fails(*changed)
+    assert seer(*run("out", "--resume", token_s=0.001)).exit_code == 0  # engines may be others
 
 
 def test_engines_and_plug_ins_may_change(run, killed, expected, seer, tmp_path):
