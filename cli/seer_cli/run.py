@@ -252,7 +252,8 @@ async def _roll_out(
 def _digest(read: PromptsFile) -> str:
     """Return what stands for all groups: their prompts, sizes, seeds and how tokens are drawn."""
     groups = sorted((Begun.of(group, 0, {}) for group in read.groups), key=attrgetter("group_id"))
-    return hashlib.sha256(msgspec.json.encode(groups, enc_hook=packed, order="deterministic")).hexdigest()[:16]
+    packed_groups = msgspec.json.encode(groups, enc_hook=packed, order="deterministic")
+    return hashlib.sha256(packed_groups).hexdigest()[:16]
 
 
 def _requested(read: PromptsFile) -> int:

@@ -1,4 +1,4 @@
-"""A position's log-probs have the same bits in any step, alone or with others, in numbers of 32 bits and 16."""
+"""A position's log-probs have the same bits in any step, alone or with others, in float32 and bfloat16."""
 
 import pytest
 
