@@ -328,7 +328,8 @@ class RemoteFleet:
             if time.monotonic() >= until_s:
                 url, answer = next(iter(answers.items()))
                 raise EngineError(
-                    f"no server answers: {url}: {answer}; start it, or mend urls of [engine.remote]"
+                    f"no server answers: {url}: {answer}; start it, mend urls of [engine.remote], or raise"
+                    " start_timeout_s there if it is still starting"
                 )
             if not told:
                 log.info("waiting_for_servers", urls=list(urls), at_most_s=self._start_timeout_s)

@@ -920,7 +920,9 @@ def test_settings_that_cannot_be_are_refused_before_anything_is_asked(fleet_of, 
 def test_no_server_at_all_is_named(fleet_of, fake):
     server = fake()
     server.kill()
-    assert f"no server answers: {server.url}" in refusal(fleet_of(server))
+    found = refusal(fleet_of(server))
+    assert f"no server answers: {server.url}" in found
+    assert "raise start_timeout_s there if it is still starting" in found
 
 
 def test_a_server_that_hides_its_kv_is_refused(fake, fleet_of):
