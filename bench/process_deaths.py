@@ -1,10 +1,10 @@
 """Do deaths of a run's processes on vLLM engines lose a response, change a token, or leave a process behind?
 
 `seer run` rolls out prompts of the bundled example on two vLLM engines with a local KV pool and drafts.  At a
-random moment of its start or of its rollout the driver, a worker or the fork server is killed with SIGKILL,
-and again at another, until the run is over; after a death of the driver the same command with --resume goes
-on.  Tokens and finish reasons are compared with those of a run that nothing disturbed.  A process that
-has outlived its driver for a minute, and a journal that is left at the end, are complaints.
+random moment of its rollout, and now and then of its start, the driver, a worker or the fork server is killed
+with SIGKILL, and again at another, until the run is over; after a death of the driver the same command with
+--resume goes on.  Tokens and finish reasons are compared with those of a run that nothing disturbed.  A
+process that has outlived its driver for a minute, and a journal that is left at the end, are complaints.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from seer_cli.status import STATUS
 
 from bench.harness import EXAMPLE, Row, markdown
 
@@ -29,7 +30,9 @@ DEPENDS_ON = ("seer_core", "plugins/journal", "backends/vllm", "backends/worker"
 ROUNDS = 1
 VICTIMS = {"the driver": "seer_main", "a worker": "seer worker vllm", "the fork server": "seer fork server"}
 """With a part of the title of each."""
-PAUSE_S, GONE_WITHIN_S = (0.5, 8.0), 60.0
+PAUSE_S, LOOK_S, GONE_WITHIN_S = (0.1, 4.0), 0.1, 60.0
+OF_STARTS = 0.2
+"""The share of deaths whose moment is counted from a start, and not from when responses are written."""
 OFTEN = ("--set", "seer.restarts.attempts=1000", "--set", "seer.restarts.backoff_s=0")
 TOTAL = "total"
 
@@ -38,14 +41,15 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Add the case's own options."""
     parser.add_argument("--deaths", type=int, default=60, help="if there is time (default 60)")
     parser.add_argument("--minutes", type=float, default=60, help="no further run after so long (default 60)")
-    parser.add_argument("--groups", type=int, default=6, help="prompts of each run (default 6)")
+    parser.add_argument("--groups", type=int, default=16, help="prompts of each run (default 16)")
     parser.add_argument("--seed", type=int, default=1, help="(default 1)")
 
 
 def run(options: argparse.Namespace) -> list[Row]:
     """Let runs die until there have been enough deaths; return a row for each victim, and one for all."""
     chance, end_s = random.Random(options.seed), time.monotonic() + 60 * options.minutes
-    deaths: Counter[str] = Counter()
+    deaths: Counter[tuple[str, bool]] = Counter()
+    """By victim, and whether responses were being written."""
     found: Counter[str] = Counter()
     complaints: list[str] = []
     with tempfile.TemporaryDirectory() as name:
@@ -72,8 +76,11 @@ def run(options: argparse.Namespace) -> list[Row]:
             found["lost"] += len(expected.keys() - ids.keys())
             found["wrong"] += sum(expected[each["request_id"]] != _facts(each) for each in written)
             complaints += [f"left behind: {each}" for each in out.rglob("*.journal")]
-            print(f"{dict(deaths)}: {dict(found)}", file=sys.stderr, flush=True)
-    rows: list[Row] = [{"victim": victim, "deaths": deaths[victim]} for victim in VICTIMS]
+            print(f"{deaths.total()} deaths: {dict(found)}", file=sys.stderr, flush=True)
+    rows: list[Row] = [
+        {"victim": each, "deaths": deaths[each, True] + deaths[each, False], "in_rollout": deaths[each, True]}
+        for each in VICTIMS
+    ]
     counts = {each: found[each] for each in ("runs", "lives", "responses", "lost", "doubled", "wrong")}
     return [*rows, {"victim": TOTAL, "deaths": deaths.total(), **counts, "complaints": complaints}]
 
@@ -83,7 +90,7 @@ def _live(
     out: Path,
     chance: random.Random,
     most: int,
-    deaths: Counter[str],
+    deaths: Counter[tuple[str, bool]],
     flaws: list[str],
 ) -> bool:
     """Live until the run or the driver ends; return whether it is not to be gone on with."""
@@ -91,16 +98,17 @@ def _live(
     with errors.open("w") as log:
         driver = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
     while deaths.total() < most:
-        try:
-            driver.wait(chance.uniform(*PAUSE_S))
+        rolls_out = chance.random() < OF_STARTS
+        while not rolls_out and not _over(driver, LOOK_S):
+            rolls_out = _rolls_out(out, driver)
+        if _over(driver, chance.uniform(*PAUSE_S)):
             break
-        except psutil.TimeoutExpired:
-            victim = chance.choice([*VICTIMS])
+        victim, rolls_out = chance.choice([*VICTIMS]), _rolls_out(out, driver)
         children = driver.children(recursive=True)
         of_kind = [each for each in (driver, *children) if _titled(each, VICTIMS[victim])]
         if of_kind:
             chance.choice(of_kind).kill()
-            deaths[victim] += 1
+            deaths[victim, rolls_out] += 1
         if of_kind == [driver]:
             driver.wait()
             _, alive = psutil.wait_procs(children, GONE_WITHIN_S)
@@ -109,6 +117,22 @@ def _live(
     if driver.wait():
         flaws.append(f"ended with {driver.returncode}: {errors.read_text()[-2000:]}")
     return True
+
+
+def _over(process: psutil.Popen, within_s: float) -> bool:
+    try:
+        process.wait(within_s)
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+def _rolls_out(out: Path, driver: psutil.Popen) -> bool:
+    try:
+        status = json.loads((out / STATUS).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return bool(status["pid"] == driver.pid and status["doing"] == "rolling out")
 
 
 def _titled(process: psutil.Process, words: str) -> bool:
@@ -133,8 +157,9 @@ def table(rows: Sequence[Row]) -> str:
         f"{found['runs']} rollouts of {found['responses']:,} responses in {found['lives']} lives of the"
         f" command: {found['lost']} lost, {found['doubled']} twice, {found['wrong']} with a wrong token."
     )
-    lines = [[row["victim"], f"{row['deaths']}"] for row in kinds]
-    return "\n\n".join([words, *found["complaints"], markdown(["killed", "deaths"], lines)])
+    lines = [[row["victim"], f"{row['deaths']}", f"{row['in_rollout']}"] for row in kinds]
+    columns = ["killed", "deaths", "while responses were written"]
+    return "\n\n".join([words, *found["complaints"], markdown(columns, lines)])
 
 
 def answer(rows: Sequence[Row]) -> str:
