@@ -438,7 +438,7 @@ class Fleet:
                 log.info("instance_restart_waits", instance=engine.id, seconds=pause_s)
                 await self._pause(pause_s)
             try:
-                await self._find_place(engine)
+                await self._find_place(engine, reason)
                 self._lost_early.pop(engine.id, None)
                 info = await self._start(engine)
             except NoPlaceError:  # another has taken the place meanwhile
@@ -467,9 +467,13 @@ class Fleet:
         self.failed[engine.id] = reason
         self._controller.apply_guarded(InstanceFailed(engine.id, reason))
 
-    async def _find_place(self, engine: InstanceClient) -> None:
-        """Wait for a place, and for the others to wake if they fell asleep meanwhile."""
+    async def _find_place(self, engine: InstanceClient, reason: str) -> None:
+        """Wait for a place, and for the others to wake if they fell asleep meanwhile.
+
+        Until the engine says what is missing, that is the ``reason`` for which it is away.
+        """
         if isinstance(engine, PlaceSeeker):
+            self._missing[engine.id] = reason
             self._without_place.add(engine.id)
             self._restart_over.set()
             try:
