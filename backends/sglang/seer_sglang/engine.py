@@ -265,7 +265,7 @@ class SglangEngine:
             params.stop_token_ids = None if script.end is None else {script.end}
         params.normalize(None)
         params.verify(self.vocab_size)
-        self.images.check(job)
+        self.images.of(job)  # made ready here, where one may still be refused
         ends = script is None and not job.sampling.ignore_eos
         self.queue(job, cache_salt, params, ends=ends, to_the_end=to_the_end, save=save)
 

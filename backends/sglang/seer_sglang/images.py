@@ -38,37 +38,21 @@ Prepared = tuple[Tensor, Tensor, int]
 """An image's patches, their grid [1, 3] of time, height and width, and how many a token has in a row."""
 
 
-class SglangImages:
+class SglangImages(PreparedImages[Prepared]):
     """The images of one rank."""
 
     def __init__(self, model_dir: str, *, trust_remote_code: bool) -> None:
+        super().__init__("SGLang", self._prepare, REMEDY)
         self._model_dir, self._trust = model_dir, trust_remote_code
-        self._images = PreparedImages("SGLang", self._prepare, REMEDY)
-
-    def hold(self, digest: str, data: bytes) -> None:
-        """Take the file of an image."""
-        self._images.hold(digest, data)
-
-    def drop(self, digests: Sequence[str]) -> None:
-        """Forget images."""
-        self._images.drop(digests)
 
     def forget_encoded(self) -> None:
         """Drop what the model has made of images, whose weights may change."""
-        if self._images.seen:
+        if self.seen:
             mm_schedule.embedding_cache.clear()
-
-    def check(self, job: ChunkJob) -> None:
-        """Make the images of a chunk ready.
-
-        Raises:
-            Rejected: SGLang makes something else of one than the prompt has places for.
-        """
-        self._images.of(job)
 
     def inputs(self, job: ChunkJob) -> tuple[array[int], MultimodalInputs | None]:
         """Return a chunk's tokens as the prefix cache has them, and its images if it has any."""
-        images = self._images.of(job)
+        images = self.of(job)
         if not images:
             return array("q", job.token_ids), None
         items = list(map(_item, images))  # of its own, for SGLang empties them

@@ -5,7 +5,6 @@ A chunk comes with its prompt's places filled in, so vLLM does not fill them aga
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from seer_worker.process.images import PreparedImages
@@ -23,24 +22,16 @@ __all__ = ["VllmImages"]
 REMEDY = "leave mm_processor_kwargs out of engine_args, which change that"
 
 
-class VllmImages:
+class VllmImages(PreparedImages["MultiModalKwargsItem"]):
     """The images of one instance."""
 
     def __init__(self, engine: LLMEngine) -> None:
+        super().__init__("vLLM", self._process, REMEDY)
         self._engine = engine
-        self._images = PreparedImages("vLLM", self._process, REMEDY)
-
-    def hold(self, digest: str, data: bytes) -> None:
-        """Take the file of an image."""
-        self._images.hold(digest, data)
-
-    def drop(self, digests: Sequence[str]) -> None:
-        """Forget images."""
-        self._images.drop(digests)
 
     def forget_encoded(self) -> None:
         """Drop what the model has made of images, whose weights may change."""
-        if self._images.seen:  # the emulation's worker has no such memory, and no images
+        if self.seen:  # the emulation's worker has no such memory, and no images
             self._engine.reset_encoder_cache()
 
     def input(self, job: ChunkJob, salt: str) -> MultiModalInput:
@@ -53,7 +44,7 @@ class VllmImages:
         from vllm.inputs.engine import mm_input
         from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
 
-        images = self._images.of(job)
+        images = self.of(job)
         return mm_input(
             job.token_ids,
             MultiModalKwargsItems({"image": [image.prepared for image in images]}),

@@ -51,7 +51,7 @@ class PreparedImages(Generic[T]):
         remedy: str,
         most_bytes: int = MOST_PREPARED_BYTES,
     ) -> None:
-        self._engine, self._prepare, self._remedy, self._most_bytes = engine, prepare, remedy, most_bytes
+        self._name, self._make, self._remedy, self._most_bytes = engine, prepare, remedy, most_bytes
         self._files: dict[str, bytes] = {}
         self._ready: dict[str, tuple[T, int, int]] = {}
         """Those that are ready, that which was needed last at the end."""
@@ -82,7 +82,7 @@ class PreparedImages(Generic[T]):
             prepared, tokens, _ = self._made_ready(image["digest"], job.token_ids[image["offset"]])
             if tokens != image["length"]:
                 raise Rejected(
-                    f"{self._engine} makes {tokens} tokens of an image for which the prompt has"
+                    f"{self._name} makes {tokens} tokens of an image for which the prompt has"
                     f" {image['length']}; {self._remedy}"
                 )
             found.append(PlacedImage(image["digest"], prepared, image["offset"], tokens))
@@ -94,9 +94,9 @@ class PreparedImages(Generic[T]):
             if (data := self._files.get(digest)) is None:
                 raise Rejected(f"the image {digest} was not sent to this instance")
             try:
-                found = self._prepare(decode_image(data), token_id)
+                found = self._make(decode_image(data), token_id)
             except (SeerError, ValueError) as error:
-                raise Rejected(f"{self._engine} refuses an image: {error}") from error
+                raise Rejected(f"{self._name} refuses an image: {error}") from error
             self._bytes += found[2]
         self._ready[digest] = found
         while self._bytes > self._most_bytes and len(self._ready) > 1:
