@@ -27,6 +27,7 @@ from seer_verl.merging import merged_output
 from seer_verl.rows import ROW, BatchRow
 from seer_verl.sampling import CONTROLS, LEAST, record_fields
 from seer_verl.scheduler import RowJob, RowScheduler, config_of
+from seer_verl.scheduler_process import SchedulerProcess, end_process, process_of
 from seer_verl.settings import KeptSettings, kept_settings_of
 from seer_verl.tracking import log_with
 
@@ -36,6 +37,9 @@ logger = logging.getLogger("seer")
 
 FIGURES_S = 10.0
 """How long verl's log of a step waits for Seer's figures."""
+
+REPLACED_S = 1.0
+"""How often a scheduler is asked that Ray is about to replace."""
 
 MOST_TRIES = 64
 """How often each server is looked for: a balancer that goes by a hash may name one several times."""
@@ -58,6 +62,7 @@ class KeptClient(LLMServerClient):
         self.usual_agent: str = rollout.agent.default_agent_loop
         self._logged = False
         self._opened = False
+        self._process: SchedulerProcess | None = None
         self._under_way: dict[str, _Turn] = {}
         self._stored: WeakValueDictionary[str, _Stored] = WeakValueDictionary()
         self._watching: asyncio.Task[None] | None = None
@@ -120,14 +125,19 @@ class KeptClient(LLMServerClient):
         finally:
             if opened:
                 with suppress(Exception):  # such as that of a scheduler that died meanwhile
-                    async with asyncio.timeout(self.settings.wait_s):
-                        await self.scheduler.end.remote(batch)
+                    try:
+                        async with asyncio.timeout(self.settings.wait_s):
+                            await self.scheduler.end.remote(batch)
+                    except TimeoutError:
+                        await self._start_anew()
 
     async def _open(self, batch: str, groups: Sequence[tuple[str, int]], iteration: int) -> bool:
-        for tried in (1, 2):
+        reason = ""
+        for _ in range(2):
             try:
                 async with asyncio.timeout(self.settings.wait_s):
-                    await self.scheduler.begin.remote(batch, groups, iteration)
+                    await self._begin(batch, groups, iteration)
+                    self._process = await self.scheduler.__ray_call__.remote(process_of)
                 self._opened = True
                 return True
             except ray.exceptions.RayActorError as error:  # its next life is tried
@@ -138,10 +148,25 @@ class KeptClient(LLMServerClient):
                 reason = str(error)
             except TimeoutError:
                 reason = f"it does not answer within {self.settings.wait_s:g} s"
-                ray.kill(self.scheduler, no_restart=False)
-            if tried == 2:
-                logger.error("Seer cannot begin a batch, which is rolled out without it: %s", reason)
+                await self._start_anew()
+        logger.error("Seer cannot begin a batch, which is rolled out without it: %s", reason)
         return False
+
+    async def _begin(self, batch: str, groups: Sequence[tuple[str, int]], iteration: int) -> None:
+        while True:
+            with suppress(ray.exceptions.ActorUnavailableError):
+                await self.scheduler.begin.remote(batch, groups, iteration)
+                return
+            await asyncio.sleep(REPLACED_S)
+
+    async def _start_anew(self) -> None:
+        """Have Ray start the scheduler anew, which is hung."""
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(ray.exceptions.RayError, TimeoutError):
+                async with asyncio.timeout(self.settings.wait_s):
+                    return await end_process(process)
+        ray.kill(self.scheduler, no_restart=False)
 
     # Requests.
 

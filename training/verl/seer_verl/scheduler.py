@@ -163,10 +163,14 @@ class RowScheduler:
     async def begin(self, batch: str, groups: Sequence[tuple[str, int]], iteration: int) -> None:
         """Open a batch of groups, each with its size; the servers are awake, with weights of one step.
 
+        A batch that is open stays as it is.
+
         Raises:
             SeerError: they are not, or Seer has failed.
         """
         async with self._turn:
+            if batch in self._batches:
+                return
             if self._broker is not None:
                 await self._recover(self._broker)
             if self._broker is None:

@@ -4,7 +4,9 @@ The servers are stand-ins with the methods of verl's own; ``test_kept_vllm.py`` 
 """
 
 import asyncio
+import dataclasses
 import os
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,7 @@ from batches import prompts as prompts_of
 from batches import responses as responses_of
 from seer_verl.kept_client import KeptClient
 from seer_verl.manager import mode_of
+from seer_verl.scheduler_process import process_of
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.experimental.agent_loop import AgentLoopManager as StockManager
 from verl.utils import tensordict_utils
@@ -272,6 +275,27 @@ def test_a_scheduler_that_is_killed_in_mid_step_costs_no_response(job, monkeypat
     assert logged_with({"training/global_step": 2})["seer/fallbacks"] == sum(marks)  # those of the run
 
 
+def test_a_scheduler_that_is_stopped_in_mid_step_costs_no_response_and_the_next_step_has_another(
+    job, monkeypatch
+):
+    monkeypatch.setattr(Replica, "token_s", 0.2)
+    run = job(*(f"{ROLLOUT}.engine_kwargs.seer.{each}" for each in ("look_s=0.1", "stall_s=60")))
+    client = run.manager.llm_client
+    stopped = ray.get(client.scheduler.__ray_call__.remote(process_of))
+    with ThreadPoolExecutor(1) as thread:
+        step = thread.submit(run.step, 1)
+        ray.get(ray.remote(num_cpus=0)(_stop_when_busy).remote(stopped.pid, run.handles))
+        patient, client.settings = client.settings, dataclasses.replace(client.settings, wait_s=1.0)
+        output = step.result(LIMIT_S)
+    client.settings = patient
+    assert any(output.non_tensor_batch["seer_fallback"])
+    assert len(output) == 12
+    assert not any(run.step(2).non_tensor_batch["seer_fallback"])
+    assert ray.get(client.scheduler.__ray_call__.remote(process_of)) != stopped
+    with pytest.raises(ProcessLookupError):
+        os.kill(stopped.pid, 0)
+
+
 def test_weights_that_come_in_mid_step_are_those_of_whole_responses(job, monkeypatch):
     """As where a trainer loads a checkpoint with chunks out: what is not over begins anew, without Seer."""
     monkeypatch.setattr(Replica, "token_s", 0.05)
@@ -320,8 +344,8 @@ def _wait_until(condition, otherwise):
     return found
 
 
-def _kill_when_busy(scheduler, servers):
-    """Kill Seer's scheduler once it has sent later chunks of rows."""
+def _wait_until_busy(servers):
+    """Wait until Seer's scheduler has sent later chunks of rows."""
 
     def busy():
         seen = [one for each in servers for one in ray.get(each.seen.remote())]
@@ -330,7 +354,16 @@ def _kill_when_busy(scheduler, servers):
         )
 
     _wait_until(busy, "no later chunk came")
+
+
+def _kill_when_busy(scheduler, servers):
+    _wait_until_busy(servers)
     ray.kill(scheduler, no_restart=False)
+
+
+def _stop_when_busy(pid, servers):
+    _wait_until_busy(servers)
+    os.kill(pid, signal.SIGSTOP)
 
 
 def test_a_batch_of_the_newer_trainer_comes_to_transfer_queue(job):
