@@ -14,6 +14,7 @@ import json
 import random
 import signal
 import ssl
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,8 @@ STRIKE_S = 600.0
 """How long a fault waits for a chunk that it may strike, and for the servers to be back after it."""
 UNSTRUCK = 12
 """Rollouts without a chunk for a server in use, after which a fault waits for none."""
+REPORT_EVERY = 10
+"""Progress is reported after as many faults."""
 WAYS: Mapping[str, DividedSettings] = {
     "in chunks": DividedSettings(chunk_tokens=30),
     "whole": DividedSettings(),
@@ -429,6 +432,9 @@ class RemoteCampaign:
         else:
             await self._befall(name, process, proxy)
         self.done[name] += 1
+        if not (done := self.done.total()) % REPORT_EVERY:
+            found = f"{self.rollouts} rollouts, {len(self.complaints)} complaints"
+            print(f"{done} of {self._faults} faults: {found}", file=sys.stderr, flush=True)
         if name in PROCESSES:
             await self._whole(name)
 

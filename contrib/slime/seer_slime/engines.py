@@ -6,6 +6,7 @@ import json
 import shutil
 import tomllib
 from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,14 @@ class Engines:
 
     def __init__(self, config: str | None, journal: str | None = None, router: str | None = None) -> None:
         """Start the engines of a config's file, with a journal in that directory if one is named."""
-        self._journal = None if journal is None else DiskJournal.of_session(journal)
         self.kept = router is not None
-        chosen = load_config(config or "") if router is None else kept_config(config, router)
-        self.session = Session(chosen, journal=self._journal)
-        self.session.runtime.refuse_environment("the adapter for slime")
-        self.session.start()
+        with ExitStack() as opened:  # a step that tries again opens the journal again
+            self._journal = None if journal is None else opened.enter_context(DiskJournal.of_session(journal))
+            chosen = load_config(config or "") if router is None else kept_config(config, router)
+            self.session = Session(chosen, journal=self._journal)
+            self.session.runtime.refuse_environment("the adapter for slime")
+            self.session.start()
+            opened.pop_all()
         self._weights: Path | None = None
         self.label = ""
         """The name that slime gives the weights in its servers; empty where engines are Seer's own."""

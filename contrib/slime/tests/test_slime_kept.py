@@ -10,7 +10,7 @@ import seer_slime.rollout
 import torch
 from seer_host.off_switch import is_off
 from seer_slime import generate_rollout
-from seer_slime.engines import kept_config
+from seer_slime.engines import Engines, kept_config
 from sglang_standin import experts_of, nucleus_of
 from slime.rollout.base_types import call_rollout_fn
 
@@ -269,3 +269,11 @@ def test_a_config_with_engines_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="the engines are slime's"):
         kept_config(str(path), "http://127.0.0.1:1")
     assert kept_config(None, "http://127.0.0.1:1").seer.engines == ("remote",)
+
+
+def test_engines_that_do_not_start_leave_the_journal_to_the_next_try(tmp_path):
+    kept_errors = []  # and what their frames hold
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="nowhere") as found:
+            Engines(str(tmp_path / "nowhere.toml"), str(tmp_path / "journal"))
+        kept_errors.append(found.value)
