@@ -38,6 +38,7 @@ class Reference:
 
     def push(self, request):
         self.waiting.append(request)
+        self.finished.setdefault(request.group.family or request.group, request.group.finished)
         self.learn(request)
 
     def learn(self, request, over=False):
@@ -62,8 +63,9 @@ class Reference:
         self.waiting.remove(request)
 
     def group_changed(self, group, request):
-        ended = group.finished > self.finished.get(group, 0)
-        self.finished[group] = group.finished
+        known = group.family or group  # the groups of a family count together
+        ended = group.finished > self.finished[known]
+        self.finished[known] = group.finished
         for request in self.seen:
             tokens = request.generated_tokens
             if request.group is group and request.state is RequestState.FINISHED and self.open(request):
