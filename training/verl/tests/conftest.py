@@ -95,6 +95,15 @@ def _own():
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def environment_as_before():
+    """Take back what a file sets for its cluster, such as logical GPUs, for the servers of the next."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
     found = Server(tmp_path_factory.mktemp("server"))
