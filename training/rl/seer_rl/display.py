@@ -68,12 +68,13 @@ class TrainDisplay:
             for key in ("failed_responses", "failed_rewards")
             if metrics[key]
         )
+        resumed = f", {metrics['resumed_tokens']:,} tokens resumed" if metrics["resumed_tokens"] else ""
         held_out = "".join(f"  held out {each['reward_mean']:.3f}" for each in metrics["evaluations"])
         self._console.print(
             f"iteration {metrics['iteration'] + 1} of {self._iterations}"
             f"  reward {metrics['reward_mean']:.3f}{held_out}  length {metrics['mean_tokens']:.0f}"
             f"  loss {metrics['loss']:.4f}  |dlogp| {metrics['dlogp_mean']:.1e}"
-            f"  rollout {metrics['rollout_s']:.1f} s at {metrics['tokens_per_s']:.0f} tokens/s"
+            f"  rollout {metrics['rollout_s']:.1f} s at {metrics['tokens_per_s']:.0f} tokens/s{resumed}"
             f"  training {metrics['training_s']:.1f} s  weights {metrics['weights_s']:.1f} s{failed}"
         )
 

@@ -14,6 +14,7 @@ METRICS = {
     "dlogp_mean": 1e-6,
     "rollout_s": 2.0,
     "tokens_per_s": 1000.0,
+    "resumed_tokens": 0,
     "training_s": 1.0,
     "weights_s": 0.1,
     "quantization": [],
@@ -33,6 +34,13 @@ def test_an_iteration_is_one_line_with_its_failures():
     assert re.fullmatch(r"trainer and engines started in \d+ s", started)
     assert line.startswith("iteration 2 of 4  reward 0.500  held out 0.250  length 20")
     assert line.endswith("weights 0.1 s  3 REWARDS FAILED")
+
+
+def test_tokens_that_an_earlier_process_wrote_are_named_beside_the_throughput_of_the_others():
+    stream = io.StringIO()
+    with TrainDisplay(4, stream) as display:
+        display.iterated({**METRICS, "resumed_tokens": 40630})
+    assert "rollout 2.0 s at 1000 tokens/s, 40,630 tokens resumed  training" in stream.getvalue()
 
 
 class Terminal(io.StringIO):
