@@ -92,6 +92,7 @@ SECTIONS: Mapping[str, Mapping[str, Case]] = {
                 "cluster_faults",
                 "remote-faults-vllm",
                 "driver_deaths",
+                "process_deaths",
                 "user_code_errors",
                 "checkpoint_damage",
             ),
