@@ -220,8 +220,12 @@ class Connection:
     def _refuse(self, status: int, body: bytes) -> NoReturn:
         text = body.decode("utf-8", "replace")
         if status == UNAUTHORIZED:
-            known = "not the one that it was given" if self.token else "a token"
-            text = f"it wants {known}: name it in token_env or token_file of [engine.remote]"
+            wrong = (
+                "it refuses the token that it was given: name its own"
+                if self.token
+                else "it wants a token: name it"
+            )
+            text = f"{wrong} in token_env or token_file of [engine.remote]"
         raise RefusedCall(status, text)
 
 

@@ -889,7 +889,7 @@ def test_a_token_that_is_missing_or_wrong_is_named(fake, fleet_of, tmp_path, mon
     assert "it wants a token: name it in token_env or token_file" in refusal(fleet_of(server))
     file = tmp_path / "tokens"
     file.write_text("wrong\n")
-    assert "not the one that it was given" in refusal(
+    assert "it refuses the token that it was given" in refusal(
         fleet_of(server, token_file="tokens", base_dir=tmp_path)
     )
     file.write_text(f"wrong\n{server.url} secret\n")
