@@ -1,4 +1,4 @@
-"""verl's own server and replica around a real vLLM for CPUs, with Seer's scheduler over them, under Ray.
+"""verl's own servers and replicas, each around a real vLLM, with Seer's scheduler over them, under Ray.
 
 It runs in Seer's environment, which has a vLLM, with verl's packages behind its own: ``make verl-test``.  On
 GPUs the engines sleep between two steps, too: ``scripts/gpu-check --part 12``.  Not here: the way of weights
@@ -43,9 +43,9 @@ def cluster():
     os.environ |= {"SEER_KEYED_SAMPLING": "1", "VLLM_NO_USAGE_STATS": "1", "TRANSFORMERS_OFFLINE": "1"}
     if not ON_GPU:
         os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        os.environ["CUDA_VISIBLE_DEVICES"] = "0"  # a logical one
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"  # logical ones
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers do not find it
-    gpus = min(2, torch.cuda.device_count()) if ON_GPU else 1  # an engine each
+    gpus = min(2, torch.cuda.device_count()) if ON_GPU else 2  # an engine each
     ray.init(num_cpus=4, num_gpus=gpus, include_dashboard=False, configure_logging=False)
     yield gpus
     ray.shutdown()
