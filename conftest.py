@@ -1,9 +1,8 @@
 """Settings and fixtures of all tests.
 
-Hypothesis never judges by time, Ctrl-C interrupts, and each test begins with the default configuration of
-logs.  The plug-ins in ``tests/harness`` decide how a run goes and when it has failed.  The fixtures are those
-that tests of several distributions need: config and prompts files, plug-ins installed on the spot, the
-command line.
+Ctrl-C interrupts, and each test begins with the default configuration of logs.  The plug-ins in
+``tests/harness`` decide how a run goes and when it has failed.  The fixtures are those that tests of several
+distributions need: config and prompts files, plug-ins installed on the spot, the command line.
 """
 
 import importlib
@@ -18,11 +17,7 @@ from pathlib import Path
 import pytest
 import structlog
 from click.testing import CliRunner
-from hypothesis import settings
 from seer_cli import main
-
-settings.register_profile("seer", deadline=None)
-settings.load_profile("seer")
 
 # What a script starts with `&` ignores SIGINT, and under nohup SIGHUP.  So would processes that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

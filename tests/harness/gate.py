@@ -1,7 +1,12 @@
-"""With ``--gate`` a run leaves out the tests that ``rest.toml`` names: only ``make test-all`` runs them."""
+"""With ``--gate`` a run leaves out the tests that ``rest.toml`` names: only ``make test-all`` runs them.
+
+It also draws the same examples in each run: those of Hypothesis do not fail it by chance.
+"""
 
 import tomllib
 from pathlib import Path
+
+from hypothesis import settings
 
 REST = tomllib.loads(Path(__file__).with_name("rest.toml").read_text("utf-8"))
 FILES, TESTS = REST["files"], REST["tests"]
@@ -13,6 +18,12 @@ def pytest_addoption(parser):
     parser.getgroup("gate").addoption(
         "--gate", action="store_true", help="without the tests that only make test-all runs"
     )
+
+
+def pytest_configure(config):
+    """Let Hypothesis draw afresh without ``--gate`` alone; it never judges by time."""
+    settings.register_profile("seer", deadline=None, derandomize=config.getoption("--gate"))
+    settings.load_profile("seer")
 
 
 def pytest_ignore_collect(collection_path, config):

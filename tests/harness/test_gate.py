@@ -45,3 +45,29 @@ def test_files_and_folders_are_not_even_read(run_tests, tmp_path):
     files = {"small_gate": text, "test_other": "def test_a(): pass\ndef test_b(): pass"}
     assert "1 passed, 1 deselected" in run_tests([], "-p", "small_gate", "--gate", **files).output
     assert "2 errors" in run_tests([], "-p", "small_gate", **files).output
+
+
+DRAWS = """
+from hypothesis import given, settings, strategies as st
+drawn = []
+
+@settings(max_examples=20)
+@given(st.integers())
+def test_it(number):
+    drawn.append(number)
+
+def test_what_was_drawn():
+    print("drew", drawn)
+"""
+
+
+def test_examples_are_the_same_in_each_run_of_the_gate_and_others_elsewhere(run_tests, tmp_path):
+    (tmp_path / "rest.toml").write_text("[files]\n[tests]\n")
+    files = {"small_gate": Path(ROOT, "tests/harness/gate.py").read_text(), "test_draws": DRAWS}
+
+    def drawn(*options):
+        run = run_tests([], "-p", "small_gate", "-s", *options, **files)
+        return re.search(r"drew (.*)", run.output)[1]
+
+    assert drawn("--gate") == drawn("--gate")
+    assert drawn() != drawn()
