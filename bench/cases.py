@@ -91,6 +91,7 @@ SECTIONS: Mapping[str, Mapping[str, Case]] = {
             (
                 "cluster_faults",
                 "remote-faults-vllm",
+                "remote-faults-sglang",
                 "driver_deaths",
                 "process_deaths",
                 "user_code_errors",
