@@ -36,7 +36,7 @@ __all__ = ["KeptClient", "handles_of"]
 logger = logging.getLogger("seer")
 
 FIGURES_S = 10.0
-"""How long verl's log of a step waits for Seer's figures."""
+"""How long verl's log of a step waits for Seer's figures; a scheduler is hung that takes longer."""
 
 REPLACED_S = 1.0
 """How often a scheduler is asked that Ray is about to replace."""
@@ -129,7 +129,7 @@ class KeptClient(LLMServerClient):
                         async with asyncio.timeout(self.settings.wait_s):
                             await self.scheduler.end.remote(batch)
                     except TimeoutError:
-                        await self._start_anew()
+                        await self._start_anew_if_hung()
 
     async def _open(self, batch: str, groups: Sequence[tuple[str, int]], iteration: int) -> bool:
         reason = ""
@@ -158,6 +158,14 @@ class KeptClient(LLMServerClient):
                 await self.scheduler.begin.remote(batch, groups, iteration)
                 return
             await asyncio.sleep(REPLACED_S)
+
+    async def _start_anew_if_hung(self) -> None:
+        """Leave a scheduler alone that works, and only waits for its servers to be free."""
+        try:
+            async with asyncio.timeout(FIGURES_S):
+                await self.scheduler.metrics.remote()
+        except TimeoutError:
+            await self._start_anew()
 
     async def _start_anew(self) -> None:
         """Have Ray start the scheduler anew, which is hung."""

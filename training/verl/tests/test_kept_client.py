@@ -179,6 +179,29 @@ def test_a_scheduler_that_does_not_begin_is_started_anew_and_else_a_batch_goes_w
     assert client._figures()["seer/fallbacks"] == sum(marks)
 
 
+@pytest.mark.parametrize("is_hung", [False, True])
+def test_a_scheduler_that_does_not_end_a_batch_is_started_anew_if_it_answers_nothing_else(
+    start, monkeypatch, is_hung
+):
+    manager, _, scheduler = start()
+    client, generate, killed = manager.llm_client, scheduler.generate, []
+    monkeypatch.setattr(
+        seer_verl.kept_client.ray, "kill", lambda actor, no_restart: killed.append(actor.found)
+    )
+    monkeypatch.setattr(seer_verl.kept_client, "FIGURES_S", 0.3 if is_hung else 600.0)
+
+    def begun(job):
+        client.settings = dataclasses.replace(client.settings, wait_s=0.3)
+        return generate(job)
+
+    scheduler.generate, scheduler.end = begun, never
+    if is_hung:
+        scheduler.metrics = never
+    output = manager.generate_sequences(batch(groups=4, step=1))
+    assert not any(output.non_tensor_batch["seer_fallback"])
+    assert killed == [scheduler] * is_hung
+
+
 def test_more_responses_without_seer_than_are_allowed_end_the_step(start):
     manager, servers, scheduler = start("most_fallbacks=5")
     scheduler.generate = failing
