@@ -220,12 +220,10 @@ class Connection:
     def _refuse(self, status: int, body: bytes) -> NoReturn:
         text = body.decode("utf-8", "replace")
         if status == UNAUTHORIZED:
-            wrong = (
-                "it refuses the token that it was given: name its own"
-                if self.token
-                else "it wants a token: name it"
-            )
-            text = f"{wrong} in token_env or token_file of [engine.remote]"
+            text = "it wants a token: name it"
+            if self.token:
+                text = "it refuses the token that it was given: name its own"
+            text += " in token_env or token_file of [engine.remote]"
         raise RefusedCall(status, text)
 
 

@@ -125,11 +125,7 @@ class KeptClient(LLMServerClient):
         finally:
             if opened:
                 with suppress(Exception):  # such as that of a scheduler that died meanwhile
-                    try:
-                        async with asyncio.timeout(self.settings.wait_s):
-                            await self.scheduler.end.remote(batch)
-                    except TimeoutError:
-                        await self._start_anew_if_hung()
+                    await self._close(batch)
 
     async def _open(self, batch: str, groups: Sequence[tuple[str, int]], iteration: int) -> bool:
         reason = ""
@@ -159,8 +155,12 @@ class KeptClient(LLMServerClient):
                 return
             await asyncio.sleep(REPLACED_S)
 
-    async def _start_anew_if_hung(self) -> None:
-        """Leave a scheduler alone that works, and only waits for its servers to be free."""
+    async def _close(self, batch: str) -> None:
+        """End a batch; a scheduler that answers meanwhile only waits for its servers to be free."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.wait_s):
+                await self.scheduler.end.remote(batch)
+                return
         try:
             async with asyncio.timeout(FIGURES_S):
                 await self.scheduler.metrics.remote()
