@@ -36,6 +36,7 @@ pytest_plugins = [
         "environment",
         "second_runs",
         "costs",
+        "ended_early",
         "adapters",
     )
 ]
