@@ -11,10 +11,15 @@ ENDS = """
 import os, signal
 import pytest
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_logstart(nodeid):
-    if "test_waits" in nodeid and "PYTEST_XDIST_WORKER" not in os.environ:
-        os.kill(os.getpid(), signal.{})
+class Ends:
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logstart(self, nodeid):
+        if "test_waits" in nodeid:
+            os.kill(os.getpid(), signal.{})
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Ends())
 """
 TESTS = """
 import os, threading
