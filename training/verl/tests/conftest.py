@@ -162,6 +162,15 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def mixture(tmp_path_factory):
+    """Return the directory of a tiny mixture of experts."""
+    folder = tmp_path_factory.mktemp("mixture")
+    command = [ROOT / ".venv/bin/python", "-m", "seer_testing.families", "--tokenizer", MODEL, folder]
+    subprocess.run([*command, "Qwen3-MoE"], check=True, capture_output=True, env=_own())
+    return folder / "Qwen3-MoE"
+
+
+@pytest.fixture(scope="session")
 def configure(model):
     """Return a function that makes verl's config for a server, ``docs/guides/verl.md`` with more lines."""
     rollout = "actor_rollout_ref.rollout"

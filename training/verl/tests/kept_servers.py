@@ -1,12 +1,71 @@
 """Checks of verl's own servers under Seer's scheduler, whichever engine they are around."""
 
 import asyncio
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import ray
 import torch
 from batches import batch, responses
 from seer_remote.handles import HandleRequest
+from seer_verl.kept_client import KeptClient
 from seer_verl.manager import AgentLoopManager
+from seer_verl.rows import ROW, BatchRow
+from verl.workers.rollout.llm_server import LLMServerManager
+
+
+class Trainer:
+    """A worker of a trainer's, which holds a logical GPU."""
+
+
+@contextmanager
+def served(config, count):
+    """Start so many of verl's servers, and end them with their engines."""
+    workers = [ray.remote(num_gpus=1, num_cpus=0)(Trainer).remote() for _ in range(count)]
+    group = SimpleNamespace(world_size=count, workers=workers)
+    servers = LLMServerManager.create(config=config, worker_group=group)
+    try:
+        yield servers
+    finally:
+        for handle in servers.server_handles:
+            ray.get(handle.__ray_call__.remote(end_engine))
+        for actor in [*servers.server_handles, *workers]:
+            ray.kill(actor)
+        while any(
+            "_server_" in each for each in ray.util.list_named_actors()
+        ):  # the next have the same names
+            time.sleep(0.05)
+
+
+def end_engine(server):
+    """Run in a server: end vLLM's processes, as SGLang's end themselves once the server is killed."""
+    if hasattr(server, "engine"):
+        server.engine.shutdown()
+
+
+def rows_of(config, servers, *passes, **asked):
+    """Return three rows of one prompt for each of ``passes``, asked for as agent loops do, and the figures.
+
+    ``passes`` are further arguments of each request.
+    """
+    client = KeptClient(config, servers.get_client())
+
+    async def row(batch, index, more):
+        ROW.set(BatchRow("0-0", index, 0, batch=batch))
+        return await client.generate("a", sampling_params={"logprobs": True}, **asked, **more)
+
+    async def rows(more):
+        async with client.reserved([{"group_id": "0-0", "n": 3}], 0) as batch:
+            tasks = [asyncio.create_task(row(batch, index, more)) for index in range(3)]
+            return await asyncio.gather(*tasks)
+
+    found = [asyncio.run(rows(more)) for more in passes]
+    assert not any(each.extra_fields["seer_fallback"] for output in found for each in output)
+    figures = ray.get(client.scheduler.metrics.remote())
+    ray.kill(client.scheduler)
+    assert figures["seer/exactness"] == 2
+    return found, figures["seer/chunks"]
 
 
 def expect_divided_to_equal_whole(servers, config_of, load_weights):

@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import urllib.request
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,11 +16,12 @@ pytest.importorskip(
     "sglang", reason="SGLang is not in verl's environment for CPUs; `make verl-test` brings it in"
 )
 
+import kept_servers
+import numpy as np
 import ray
 import torch
-from kept_servers import begun, ended, expect_divided_to_equal_whole, request
+from kept_servers import begun, ended, expect_divided_to_equal_whole, request, rows_of, served
 from seer_verl.servers import VerlServer
-from verl.workers.rollout.llm_server import LLMServerManager
 
 pytestmark = pytest.mark.ray
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -46,10 +46,6 @@ ON_CPU = {
 }
 
 
-class Trainer:
-    """A worker of a trainer's, which holds a logical GPU."""
-
-
 @pytest.fixture(scope="module")
 def cluster():
     os.environ |= {
@@ -59,7 +55,8 @@ def cluster():
         "TORCHDYNAMO_DISABLE": "1",
         "TRANSFORMERS_OFFLINE": "1",
     }
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers do not find it
+    for module in (kept_servers, sys.modules[__name__]):  # Ray's workers do not find them
+        ray.cloudpickle.register_pickle_by_value(module)
     ray.init(num_cpus=4, num_gpus=SERVERS, include_dashboard=False, configure_logging=False)
     yield
     ray.shutdown()
@@ -69,7 +66,7 @@ def cluster():
 def config_of(configure, models, tmp_path_factory):
     """Return a function that makes verl's config: its own lines for a small SGLang, and Seer's one."""
 
-    def make(chunk_tokens):
+    def make(chunk_tokens, *more):
         path = tmp_path_factory.mktemp("config") / "seer.toml"
         path.write_text(CONFIG.format(chunk_tokens), "utf-8")
         return configure(
@@ -85,66 +82,84 @@ def config_of(configure, models, tmp_path_factory):
             f"{ROLLOUT}.max_num_seqs=16",
             f"{ROLLOUT}.response_length=40",
             f"actor_rollout_ref.model.path={models[0]}",
+            *more,
             workers=1,
         )
 
     return make
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def servers(cluster, config_of):
     """Return verl's manager of two servers."""
-    workers = [ray.remote(num_gpus=1, num_cpus=0)(Trainer).remote() for _ in range(SERVERS)]
-    group = SimpleNamespace(world_size=SERVERS, workers=workers)
-    return LLMServerManager.create(config=config_of(8), worker_group=group)
+    with served(config_of(8), SERVERS) as found:
+        yield found
 
 
-def test_chunks_on_one_server_and_the_other_have_the_tokens_of_a_whole_response(servers):
-    async def write():
-        both = [VerlServer(handle, "sglang") for handle in servers.server_handles]
-        facts = [await each.facts() for each in both]
-        whole = await both[0].generate(request([5, 6, 7], 40))
-        text, scores = [5, 6, 7], []
-        for number in range(5):
-            chunk = await both[number % SERVERS].generate(request(text, 8))
-            assert (chunk["ended"], len(chunk["token_ids"])) == ("length", 8)
-            text += chunk["token_ids"]
-            scores += chunk["logprobs"]
-        return facts, whole, text[3:], scores
+class TestServers:
+    def test_chunks_on_one_server_and_the_other_have_the_tokens_of_a_whole_response(self, servers):
+        async def write():
+            both = [VerlServer(handle, "sglang") for handle in servers.server_handles]
+            facts = [await each.facts() for each in both]
+            whole = await both[0].generate(request([5, 6, 7], 40))
+            text, scores = [5, 6, 7], []
+            for number in range(5):
+                chunk = await both[number % SERVERS].generate(request(text, 8))
+                assert (chunk["ended"], len(chunk["token_ids"])) == ("length", 8)
+                text += chunk["token_ids"]
+                scores += chunk["logprobs"]
+            return facts, whole, text[3:], scores
 
-    facts, whole, tokens, scores = asyncio.run(write())
-    for each in facts:
-        assert (each["kv_tokens"], each["block_tokens"], each["max_running"]) == (KV_TOKENS, 1, 16)
-        assert (each["max_model_tokens"], each["vocab_size"]) == (511, 96)
-        assert "min_p" not in each["controls"]  # with it SGLang's deterministic inference would end
-    assert (whole["ended"], whole["token_ids"]) == ("length", tokens)
-    assert len(set(tokens)) > 10
-    torch.testing.assert_close(whole["logprobs"], scores, rtol=1e-3, atol=1e-4)
+        facts, whole, tokens, scores = asyncio.run(write())
+        for each in facts:
+            assert (each["kv_tokens"], each["block_tokens"], each["max_running"]) == (KV_TOKENS, 1, 16)
+            assert (each["max_model_tokens"], each["vocab_size"]) == (511, 96)
+            assert "min_p" not in each["controls"]  # with it SGLang's deterministic inference would end
+        assert (whole["ended"], whole["token_ids"]) == ("length", tokens)
+        assert len(set(tokens)) > 10
+        torch.testing.assert_close(whole["logprobs"], scores, rtol=1e-3, atol=1e-4)
+
+    def test_rollouts_are_the_same_divided_and_whole_before_and_after_new_weights(
+        self, servers, config_of, models
+    ):
+        expect_divided_to_equal_whole(servers, config_of, lambda handle: load_weights(handle, models[1]))
+
+    def test_a_chunk_that_is_ended_comes_back_with_its_tokens_also_where_the_server_was_paused(self, servers):
+        """SGLang sends the end of a request once, also while it is paused and its scheduler has none."""
+        handle = servers.server_handles[0]
+
+        async def write(paused):
+            server = VerlServer(handle, "sglang")
+            if paused:
+                await handle.abort_all_requests.remote()
+            running = await begun(server, 480)
+            assert (await server.load())["paused"] == paused
+            if paused:
+                await server.abort(["mine"])
+                await handle.resume_generation.remote()
+            return await ended(server, running)
+
+        for paused in (False, True):
+            found = asyncio.run(write(paused))
+            assert found["ended"] == "abort"
+            assert len(found["token_ids"]) == len(found["logprobs"]) < 480
 
 
-def test_rollouts_are_the_same_divided_and_whole_before_and_after_new_weights(servers, config_of, models):
-    expect_divided_to_equal_whole(servers, config_of, lambda handle: load_weights(handle, models[1]))
-
-
-def test_a_chunk_that_is_ended_comes_back_with_its_tokens_also_where_the_server_was_paused(servers):
-    """SGLang sends the end of a request once, also while it is paused and its scheduler has none."""
-    handle = servers.server_handles[0]
-
-    async def write(paused):
-        server = VerlServer(handle, "sglang")
-        if paused:
-            await handle.abort_all_requests.remote()
-        running = await begun(server, 480)
-        assert (await server.load())["paused"] == paused
-        if paused:
-            await server.abort(["mine"])
-            await handle.resume_generation.remote()
-        return await ended(server, running)
-
-    for paused in (False, True):
-        found = asyncio.run(write(paused))
-        assert found["ended"] == "abort"
-        assert len(found["token_ids"]) == len(found["logprobs"]) < 480
+def test_the_experts_of_chunks_are_joined_to_those_of_whole_responses(cluster, config_of, mixture):
+    more = [f"{ROLLOUT}.{each}" for each in ("ignore_eos=True", "skip_tokenizer_init=False")]
+    more += [f"actor_rollout_ref.model.path={mixture}", f"{ROLLOUT}.enable_rollout_routing_replay=True"]
+    divided, whole = (config_of(each, *more) for each in (8, 512))
+    prompt = list(range(3, 15))
+    with served(divided, SERVERS) as servers:
+        (rows,), chunks = rows_of(divided, servers, {}, prompt_ids=prompt)
+        (expected,), whole_chunks = rows_of(whole, servers, {}, prompt_ids=prompt)
+    assert (chunks, whole_chunks) == (3 * 5, 3)
+    for row, other in zip(rows, expected, strict=True):
+        assert row.token_ids == other.token_ids
+        assert len(row.routed_experts) == len(prompt) + len(row.token_ids) - 1
+        experts = [np.sort(each.routed_experts, axis=2) for each in (row, other)]
+        assert (experts[0] == experts[1]).all()
+        assert len(np.unique(experts[0])) > 2  # not what an empty memory has
 
 
 def load_weights(handle, model):

@@ -3,8 +3,6 @@
 The engines are SGLang's, in an environment of their own (``make setup-sglang``).
 """
 
-import subprocess
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,7 @@ from batches import batch, prompts
 from seer_verl.agent_loop import AgentLoopManager
 from test_agent_loop import TOOLS, Here
 
-from conftest import MODEL, ROOT, Server
+from conftest import Server
 
 ROLLOUT = "actor_rollout_ref.rollout"
 CONFIG = """
@@ -34,14 +32,6 @@ engine_args = {{ enable_return_routed_experts = true }}
 [plugin.divided_rollout]
 chunk_tokens = 4
 """
-
-
-@pytest.fixture(scope="module")
-def mixture(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("mixture")
-    command = [ROOT / ".venv/bin/python", "-m", "seer_testing.families", "--tokenizer", MODEL, folder]
-    subprocess.run([*command, "Qwen3-MoE"], check=True, capture_output=True)
-    return folder / "Qwen3-MoE"
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ Most processes of Ray's import no SGLang, so it is changed as soon as it is impo
 """
 
 import importlib.abc
+import importlib.machinery
 import importlib.util
 import os
 import runpy
@@ -21,13 +22,18 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 class Changing(importlib.abc.MetaPathFinder):
     """Changes modules when they are imported."""
 
+    changed = False
+
     def find_spec(self, name, path=None, target=None):
+        if name == "sglang.srt.layers.moe.routed_experts_capturer":  # where verl 0.9.1 looks for it
+            moved = importlib.util.find_spec("sglang.srt.state_capturer.routed_experts")
+            return importlib.util.spec_from_file_location(name, moved.origin)
         if name == "torchvision":
             import sgl_kernel  # noqa: F401, the stand-in has an operator that torchvision needs
-        if name != "sglang.srt.server_args":
+        if name != "sglang.srt.server_args" or self.changed:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self.changed = True
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module
 
         def exec_module(module):
