@@ -27,6 +27,7 @@ from seer_verl import step_reports  # noqa: E402
 from seer_verl.merging import merged_experts, merged_output  # noqa: E402
 from seer_verl.sampling import CONTROLS, record_fields  # noqa: E402
 from seer_verl.scheduler import RowJob, RowScheduler, config_of  # noqa: E402
+from seer_verl.servers import SglangInner, VllmInner  # noqa: E402
 from seer_verl.settings import KeptSettings, VerlSettings  # noqa: E402
 from verl_standin import END, Here, StandInServer  # noqa: E402
 
@@ -136,6 +137,15 @@ def test_images_and_further_arguments_go_through_unread_and_experts_come_back(co
     for number, each in enumerate(answers):
         context = [3, 4, 5 + number // 3, *each["token_ids"]]
         assert each["routed_experts"] == [[token] for token in context[:-1]]
+
+
+def test_responses_to_images_are_divided_on_vllm_and_not_on_sglang(config, monkeypatch):
+    jobs = all_jobs(arguments={"image_data": [[object()]]}, fields={"ignore_eos": True})
+    vllm, sglang = StandInServer(), StandInServer()
+    asyncio.run(_on([vllm], config, jobs))
+    monkeypatch.setattr(VllmInner, "divided", SglangInner.divided)
+    asyncio.run(_on([sglang], config, jobs))
+    assert (len(mine(vllm)), len(mine(sglang))) == (6 * 5, 6)
 
 
 @pytest.mark.parametrize("name", ["bad_words", "thinking_token_budget", "one_of_tomorrow"])

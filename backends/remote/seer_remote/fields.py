@@ -118,9 +118,6 @@ what a request has written, without the prompt.
 """
 
 SGLANG: Mapping[str, Way] = {
-    "image_data": "chunks",
-    "video_data": "chunks",
-    "audio_data": "chunks",
     "modalities": "chunks",
     "mm_hashes": "chunks",
     "mm_content_hashes": "chunks",
@@ -139,7 +136,10 @@ SGLANG: Mapping[str, Way] = {
     "return_routed_experts": "chunks",
     "return_text_in_logprobs": "chunks",
 }
-"""Those of SGLang's ``GenerateReqInput`` that do not make a response whole."""
+"""Those of SGLang's ``GenerateReqInput`` that do not make a response whole.  Images, videos and sounds do:
+of most models SGLang turns the token ids beside them into text and that into tokens again, and those of what
+a response has written may be others then.
+"""
 
 
 def divided(fields: Mapping[str, Way], sampling: Mapping[str, Way]) -> tuple[str, ...]:

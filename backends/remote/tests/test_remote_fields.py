@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from seer_remote.fields import SGLANG, SGLANG_SAMPLING, VLLM, VLLM_SAMPLING
+from seer_remote.fields import SGLANG, SGLANG_SAMPLING, VLLM, VLLM_SAMPLING, divided
 from test_remote_requests import PROMPTS, divide, sent
 
 OF_VLLM_ITSELF = {"output_text_buffer_length"}
@@ -70,6 +70,12 @@ def test_a_response_under_a_field_that_holds_within_one_request_is_not_divided(f
     assert [len(each.chunks) for each in result.completions] == [1, 4]
     [request] = [each for each in sent(server) if name in each["sampling_params"]]
     assert request["sampling_params"][name] == 5
+
+
+def test_a_response_to_an_image_is_not_divided_on_sglang_which_makes_tokens_of_its_text_again():
+    names = divided(SGLANG, SGLANG_SAMPLING)
+    assert not {"image_data", "video_data", "audio_data"} & set(names)
+    assert "lora_path" in names
 
 
 def test_one_of_the_user_s_that_holds_over_chunks_is_named_in_the_settings(fake, fleet_of):

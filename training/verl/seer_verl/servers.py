@@ -27,9 +27,6 @@ KNOWN = "0.9.1"
 ARGUMENTS = "verl"
 """The attachment with further arguments of ``generate``, each in a list of one, for Ray's references."""
 
-MEDIA = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "priority")
-"""The arguments of ``generate`` that hold over chunks."""
-
 REPEATED = "repetition"
 """The end of a response under vLLM's ``repetition_detection``."""
 
@@ -65,7 +62,7 @@ class VerlServer:
         self._ends = frozenset(found.pop("ends"))
         ruled_out = found.pop("ruled_out")
         controls = [name for name in CONTROLS[self._kind] if name not in ruled_out]
-        names = [f"{ARGUMENTS}.arguments.{name}" for name in MEDIA]
+        names = [f"{ARGUMENTS}.arguments.{name}" for name in self._inner.divided]
         names += [f"{ARGUMENTS}.sampling_params.{name}" for name in holding(self._inner.fields)]
         return {
             **found,
@@ -153,6 +150,8 @@ class VllmInner:
     """Functions that run within verl's servers of vLLM."""
 
     fields: Mapping[str, Way] = VLLM_SAMPLING
+    divided = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "priority")
+    """The arguments of ``generate`` that hold over chunks."""
 
     @staticmethod
     def facts(server: Any) -> dict[str, Any]:
@@ -206,6 +205,8 @@ class SglangInner:
     """Functions that run within verl's servers of SGLang."""
 
     fields: Mapping[str, Way] = SGLANG_SAMPLING
+    divided = ("priority",)
+    """The arguments of ``generate`` that hold over chunks; with media it makes tokens of text again."""
 
     @staticmethod
     def facts(server: Any) -> dict[str, Any]:
