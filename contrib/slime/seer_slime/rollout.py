@@ -25,7 +25,6 @@ from slime.rollout.sample_hooks import apply_rollout_sample_hooks
 from slime.utils.async_utils import get_async_loop
 from slime.utils.data import Dataset
 from slime.utils.misc import load_function
-from slime.utils.processing_utils import load_tokenizer
 from slime.utils.types import Sample
 
 from seer_core import Sampling
@@ -36,6 +35,7 @@ from seer_slime.engines import Engines, check, router_of, seed_of_run
 from seer_slime.fallback import Fallback, Unfinished, WatchedRollout, go_on, limits_of
 from seer_slime.figures import figures_of
 from seer_slime.nucleus import ASKED, NO_NUCLEUS, nucleus_of, wants_nucleus
+from seer_slime.prompts import has_images, processor_of, prompt_of, tokenizer_of
 
 if TYPE_CHECKING:
     from seer_session import Summary
@@ -57,7 +57,6 @@ BEFORE = 5
 engines_of = cache(Engines)
 fallback_of = cache(lambda router: Fallback())
 canary_of = cache(lambda router: ClientCanary())
-tokenizer_of = cache(load_tokenizer)
 
 
 def generate_rollout(
@@ -204,17 +203,22 @@ def _evaluate(args: Namespace, step: _Step) -> RolloutFnEvalOutput:
     reward_key = args.eval_reward_key or args.reward_key
     data = {}
     for wanted in args.eval_datasets or []:
+        keys, templated, template = (
+            _of_all(args, wanted, name)
+            for name in ("multimodal_keys", "apply_chat_template", "apply_chat_template_kwargs")
+        )
         prompts = Dataset(
             wanted.path,
             tokenizer=tokenizer,
-            processor=None,
+            processor=processor_of(args.hf_checkpoint, trust_remote_code=True) if keys else None,
+            multimodal_keys=keys,
             max_length=args.eval_max_prompt_len,
             prompt_key=wanted.input_key,
             label_key=wanted.label_key,
             metadata_key=wanted.metadata_key,
             tool_key=wanted.tool_key,
-            apply_chat_template=wanted.apply_chat_template,
-            apply_chat_template_kwargs=wanted.apply_chat_template_kwargs,
+            apply_chat_template=templated,
+            apply_chat_template_kwargs=template,
         ).samples
         size = wanted.n_samples_per_eval_prompt
         groups = [[copy.deepcopy(prompt) for _ in range(size)] for prompt in prompts]
@@ -226,8 +230,11 @@ def _evaluate(args: Namespace, step: _Step) -> RolloutFnEvalOutput:
         sampling = {
             "max_tokens": wanted.max_response_len,
             **Sampling.of(wanted.temperature, wanted.top_p, wanted.top_k).fields,
-            **_ends(wanted.stop, wanted.stop_token_ids),
-            "min_tokens": wanted.min_new_tokens,
+            **_ends(
+                _of_all(args, wanted, "stop", "rollout_stop"),
+                _of_all(args, wanted, "stop_token_ids", "rollout_stop_token_ids"),
+            ),
+            "min_tokens": _of_all(args, wanted, "min_new_tokens", "eval_min_new_tokens"),
             "repetition_penalty": wanted.repetition_penalty,
         }
         names = [f"eval-{wanted.name}-{number}" for number in range(len(groups))]
@@ -239,6 +246,12 @@ def _evaluate(args: Namespace, step: _Step) -> RolloutFnEvalOutput:
             "samples": samples,
         }
     return RolloutFnEvalOutput(data=data)
+
+
+def _of_all(args: Namespace, wanted: Any, name: str, of_all: str = "") -> Any:
+    """Return a setting of an evaluation set, or slime's argument ``of_all`` where the set has none."""
+    own = getattr(wanted, name, None)
+    return getattr(args, of_all or name, None) if own is None else own
 
 
 def _ends(stop: Sequence[str] | None, stop_token_ids: Sequence[int] | None) -> dict[str, Any]:
@@ -271,17 +284,11 @@ def _roll_out(
         attached["return_routed_experts"] = True
     if nucleus:
         attached["sampling_params"] = {"custom_params": ASKED}
-    more = {"attachments": attached} if attached else {}
-    records = [
-        {
-            "group_id": name,
-            "prompt_token_ids": _prompt_ids(group[0], tokenizer),
-            "n": len(group),
-            **more,
-            **sampling,
-        }
-        for name, group in named.items()
-    ]
+    records = []
+    for name, group in named.items():
+        ids, images = prompt_of(args, group)
+        more = {"attachments": {**attached, **images}} if attached or images else {}
+        records.append({"group_id": name, "prompt_token_ids": ids, "n": len(group), **more, **sampling})
     prompts = {record["group_id"]: record["prompt_token_ids"] for record in records}
     scored: dict[tuple[str, int], Future[Any]] = {}
     failed: set[str] = set()
@@ -327,13 +334,6 @@ def _roll_out(
             for sample, reward in zip(group, rewards.result(), strict=True):
                 sample.reward = reward
     return whole
-
-
-def _prompt_ids(sample: Any, tokenizer: Any) -> list[int]:
-    if not isinstance(sample.prompt, str) or any((sample.multimodal_inputs or {}).values()):
-        raise ConfigError("Seer rolls out text alone; give --apply-chat-template, and no multimodal keys")
-    ids: list[int] = tokenizer.encode(sample.prompt, add_special_tokens=False)
-    return ids
 
 
 def _text_of(args: Namespace, tokenizer: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
@@ -386,8 +386,9 @@ async def _go_on(
     If its servers have other weights by now than those that ``label`` names, the response begins anew.
     """
     nucleus = wants_nucleus(args, evaluation=evaluation)
-    if nucleus:  # it is not known of the tokens so far: the response begins anew
+    if nucleus or has_images(sample):  # the response begins anew
         has = attrs.evolve(has, token_ids=[], logprobs=[])
+    if nucleus:  # it is not known of the tokens so far
         sampling = sampling | {"custom_params": dict(ASKED)}
     ids, logprobs, rest = list(has.token_ids), list(has.logprobs), sample
     status = Sample.Status.TRUNCATED

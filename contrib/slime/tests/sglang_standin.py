@@ -129,7 +129,8 @@ class StandInServers:
     def _generate(self, number: int, body: dict[str, Any], astray: int = 0) -> web.Response:
         if max(body.get("token_ids_logprob", [0])) >= VOCAB:
             return web.json_response({"error": f"the valid range is [0, {VOCAB})"}, status=400)
-        how, context = body["sampling_params"], body["input_ids"]
+        how = body["sampling_params"]
+        context = body.get("input_ids") or [1]  # slime's own client may send the text beside images
         self.requests[number].append(body)
         tokens: list[int] = []
         for _ in range(how["max_new_tokens"]):

@@ -6,6 +6,7 @@ It is no package of an index.  With a checkout on ``PYTHONPATH`` the tests run o
 import asyncio
 import base64
 import importlib
+import io
 import json
 import sys
 import threading
@@ -140,6 +141,12 @@ def load_processor(name_or_path, **_):
     return AutoProcessor.from_pretrained(name_or_path)
 
 
+def encode_image_for_rollout_engine(image):
+    file = io.BytesIO()
+    image.convert("RGB").save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
 def build_processor_kwargs(multimodal_inputs):
     plain = {"return_tensors": None, "return_mm_token_type_ids": False}
     return {**multimodal_inputs, "text_kwargs": plain, "images_kwargs": {"return_tensors": "pt"}}
@@ -159,6 +166,8 @@ class GenerateState:
 
 async def generate(args, sample, sampling_params):
     body = {"input_ids": sample.tokens, "sampling_params": sampling_params, "return_logprob": True}
+    if images := (sample.multimodal_inputs or {}).get("images"):
+        body["image_data"] = [encode_image_for_rollout_engine(each) for each in images]
     if args.use_rollout_routing_replay:
         body["return_routed_experts"] = True
     url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
@@ -242,7 +251,12 @@ MODULES = {
     "slime.utils.data": (Dataset,),
     "slime.utils.eval_config": (EvalDatasetConfig,),
     "slime.utils.misc": (load_function,),
-    "slime.utils.processing_utils": (build_processor_kwargs, load_processor, load_tokenizer),
+    "slime.utils.processing_utils": (
+        build_processor_kwargs,
+        encode_image_for_rollout_engine,
+        load_processor,
+        load_tokenizer,
+    ),
     "slime.utils.types": (Sample,),
 }
 

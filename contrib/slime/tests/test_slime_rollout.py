@@ -3,6 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
+import seer_slime.rollout
 import slime_task
 from safetensors.torch import save_file
 from seer_session import Session
@@ -161,6 +162,32 @@ def test_evaluation_has_the_same_seeds_each_time(args, source, evaluation_set):
     assert source.groups == 4
 
 
+def test_an_evaluation_set_has_the_settings_of_all_where_it_has_none_of_its_own(
+    args, source, evaluation_set, monkeypatch
+):
+    found = {}
+
+    class Asked(Exception):
+        pass
+
+    def dataset(path, **settings):
+        found.update(settings)
+        raise Asked
+
+    monkeypatch.setattr(seer_slime.rollout, "Dataset", dataset)
+    args.eval_datasets, evaluation_set.apply_chat_template = [evaluation_set], None
+    args.apply_chat_template, args.apply_chat_template_kwargs = True, {"enable_thinking": False}
+    evaluation_set.multimodal_keys = {"image": "pictures"}
+    monkeypatch.setattr(seer_slime.rollout, "processor_of", lambda *_, **__: "the model's")
+    with pytest.raises(Asked):
+        generate_rollout(args, 0, source, evaluation=True)
+    assert (found["apply_chat_template"], found["apply_chat_template_kwargs"]) == (
+        True,
+        {"enable_thinking": False},
+    )
+    assert (found["multimodal_keys"], found["processor"]) == ({"image": "pictures"}, "the model's")
+
+
 def test_engines_sleep_while_the_trainer_has_their_devices(args, source, engines):
     args.offload_rollout = True
     roll_out(args, source)
@@ -190,7 +217,7 @@ def test_options_that_a_rollout_does_not_support_are_refused_before_engines_star
 @pytest.mark.parametrize("evaluation", [False, True])
 def test_stops_go_to_the_engines_which_may_not_have_them(args, source, evaluation_set, evaluation):
     args.eval_datasets = [evaluation_set]
-    args.rollout_stop, evaluation_set.stop = ["\n"], ["\n"]
+    args.rollout_stop = ["\n"]  # also of an evaluation set that has none of its own
     with pytest.raises(PromptError, match="stop is not supported by this engine; leave it out"):
         roll_out(args, source, evaluation=evaluation)
     args.rollout_stop = evaluation_set.stop = None
