@@ -147,16 +147,17 @@ def test_other_images_under_the_same_tokens_share_no_kv_in_the_cache_nor_in_the_
         [place] = job.attachments["images"]
         return output, place["offset"], place["offset"] + place["length"]
 
-    first, offset, end = respond(a, 1)
-    again, *_ = respond(a, 1)
+    # No other test has seen these pictures.
+    first, offset, end = respond(a, 101)
+    again, *_ = respond(a, 101)
     assert again.token_ids == first.token_ids
     assert again.cached_tokens >= end
-    other, *_ = respond(a, 2)
+    other, *_ = respond(a, 102)
     assert other.cached_tokens == offset
     assert other.token_ids != first.token_ids
-    unseen, *_ = respond(b, 3)
+    unseen, *_ = respond(b, 103)
     assert 0 < unseen.pool_tokens <= offset
-    moved, *_ = respond(b, 1)
+    moved, *_ = respond(b, 101)
     assert moved.token_ids == first.token_ids
     assert moved.pool_tokens + moved.cached_tokens > end
     assert moved.pool_tokens > 0

@@ -44,7 +44,8 @@ def seeing(source, monkeypatch):
 
 def shown(request):
     """Return the colours of a request's images."""
-    images = [Image.open(io.BytesIO(base64.b64decode(each))) for each in request["image_data"]]
+    found = [base64.b64decode(each.rpartition(",")[2]) for each in request["image_data"]]  # a URL's end
+    images = [Image.open(io.BytesIO(each)) for each in found]
     return [image.getpixel((0, 0))[0] for image in images]
 
 

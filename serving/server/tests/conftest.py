@@ -41,7 +41,8 @@ TABLES = {
     "seer": {"plugins": ["divided_rollout", "context_sched"], "engine": "sim"},
     "rollout": {"n": 2, "max_tokens": 200},
     "plugin": {"divided_rollout": {"chunk_tokens": 32}},
-    "engine": {"sim": {"lengths": {"mean_tokens": 120.0}}},
+    # A request that names no group has one of a random name, so lengths do not depend on that.
+    "engine": {"sim": {"lengths": {"mean_tokens": 120.0, "sigma": 0.3, "group_share": 0.0}}},
 }
 
 
