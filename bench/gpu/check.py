@@ -93,7 +93,10 @@ PARTS: dict[int, tuple[GpuCheck, ...]] = {
         GpuCheck("waits in a step of the first model runner", "bench.gpu.wait_checks:waits_first", DRAFTS),
         GpuCheck("waits in a step of the second model runner", "bench.gpu.wait_checks:waits_second", DRAFTS),
     ),
-    12: (GpuCheck("verl's own servers, divided and asleep", "bench.gpu.verl_checks:kept", ("vllm", "ray")),),
+    12: (
+        GpuCheck("verl's own servers of vLLM", "bench.gpu.verl_checks:kept", ("vllm", "ray")),
+        GpuCheck("verl's own servers of SGLang", "bench.gpu.verl_checks:kept_sglang", ("seer_sglang",)),
+    ),
     13: (GpuCheck("families of models, moved", "bench.gpu.family_checks:families", FAMILIES),),
 }
 ORDER = (10, 2, 4, 5, 7, 9, 11, 12, 13, 3, 1, 6, 8)

@@ -1,7 +1,8 @@
 """verl's own servers and replicas around a real SGLang for CPUs, with Seer's scheduler over them, under Ray.
 
-It runs in SGLang's environment, with verl's packages behind its own: ``make verl-test``.  Not here: the way
-of weights from a trainer's worker into an engine, and sleep.
+It runs in SGLang's environment, with verl's packages behind its own: ``make verl-test``.  On GPUs the engines
+give back the memory of their KV between two steps, too: ``scripts/gpu-check --part 12``.  Not here: the way
+of weights from a trainer's worker into an engine.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from seer_verl.servers import VerlServer
 
 pytestmark = pytest.mark.ray
 ROLLOUT = "actor_rollout_ref.rollout"
-SERVERS = 2
+ON_GPU = bool(os.environ.get("SEER_VERL_ON_GPU"))
 KV_TOKENS = 4096
 
 CONFIG = """
@@ -35,36 +36,39 @@ require = "exact"
 chunk_tokens = {}
 """
 
+ENGINE = {"enable_deterministic_inference": True, "max_total_tokens": KV_TOKENS}
 ON_CPU = {
     "attention_backend": "torch_native",
     "device": "cpu",
     "disable_overlap_schedule": True,
-    "enable_deterministic_inference": True,
     "enable_memory_saver": False,
-    "max_total_tokens": KV_TOKENS,
     "sampling_backend": "pytorch",
 }
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    os.environ |= {
-        "CUDA_VISIBLE_DEVICES": "0,1",  # logical ones
-        "OMP_NUM_THREADS": "1",
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-    }
+    os.environ["TRANSFORMERS_OFFLINE"] = "1"
+    if not ON_GPU:
+        os.environ |= {
+            "CUDA_VISIBLE_DEVICES": "0,1",  # logical ones
+            "OMP_NUM_THREADS": "1",
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "TORCHDYNAMO_DISABLE": "1",
+        }
     for module in (kept_servers, sys.modules[__name__]):  # Ray's workers do not find them
         ray.cloudpickle.register_pickle_by_value(module)
-    ray.init(num_cpus=4, num_gpus=SERVERS, include_dashboard=False, configure_logging=False)
-    yield
+    gpus = min(2, torch.cuda.device_count()) if ON_GPU else 2  # an engine each
+    ray.init(num_cpus=4, num_gpus=gpus, include_dashboard=False, configure_logging=False)
+    yield gpus
     ray.shutdown()
 
 
 @pytest.fixture(scope="module")
 def config_of(configure, models, tmp_path_factory):
     """Return a function that makes verl's config: its own lines for a small SGLang, and Seer's one."""
+
+    engine = ENGINE | ({} if ON_GPU else ON_CPU)
 
     def make(chunk_tokens, *more):
         path = tmp_path_factory.mktemp("config") / "seer.toml"
@@ -73,11 +77,11 @@ def config_of(configure, models, tmp_path_factory):
             None,
             f"{ROLLOUT}.name=sglang",
             f"{ROLLOUT}.engine_kwargs.seer.config={path}",
-            *(f"{ROLLOUT}.engine_kwargs.sglang.{name}={value}" for name, value in ON_CPU.items()),
-            f"{ROLLOUT}.dtype=float32",
+            *(f"{ROLLOUT}.engine_kwargs.sglang.{name}={value}" for name, value in engine.items()),
+            f"{ROLLOUT}.dtype={'bfloat16' if ON_GPU else 'float32'}",
             f"{ROLLOUT}.load_format=auto",
             f"{ROLLOUT}.enforce_eager=True",
-            f"{ROLLOUT}.free_cache_engine=False",
+            f"{ROLLOUT}.free_cache_engine={ON_GPU}",
             f"{ROLLOUT}.max_model_len=512",
             f"{ROLLOUT}.max_num_seqs=16",
             f"{ROLLOUT}.response_length=40",
@@ -91,8 +95,8 @@ def config_of(configure, models, tmp_path_factory):
 
 @pytest.fixture(scope="class")
 def servers(cluster, config_of):
-    """Return verl's manager of two servers."""
-    with served(config_of(8), SERVERS) as found:
+    """Return verl's manager of two servers, or of one on a single GPU."""
+    with served(config_of(8), cluster) as found:
         yield found
 
 
@@ -104,7 +108,7 @@ class TestServers:
             whole = await both[0].generate(request([5, 6, 7], 40))
             text, scores = [5, 6, 7], []
             for number in range(5):
-                chunk = await both[number % SERVERS].generate(request(text, 8))
+                chunk = await both[number % len(both)].generate(request(text, 8))
                 assert (chunk["ended"], len(chunk["token_ids"])) == ("length", 8)
                 text += chunk["token_ids"]
                 scores += chunk["logprobs"]
@@ -150,7 +154,7 @@ def test_the_experts_of_chunks_are_joined_to_those_of_whole_responses(cluster, c
     more += [f"actor_rollout_ref.model.path={mixture}", f"{ROLLOUT}.enable_rollout_routing_replay=True"]
     divided, whole = (config_of(each, *more) for each in (8, 512))
     prompt = list(range(3, 15))
-    with served(divided, SERVERS) as servers:
+    with served(divided, cluster) as servers:
         (rows,), chunks = rows_of(divided, servers, {}, prompt_ids=prompt)
         (expected,), whole_chunks = rows_of(whole, servers, {}, prompt_ids=prompt)
     assert (chunks, whole_chunks) == (3 * 5, 3)
@@ -163,6 +167,8 @@ def test_the_experts_of_chunks_are_joined_to_those_of_whole_responses(cluster, c
 
 
 def load_weights(handle, model):
+    ray.get(handle.release_kv_cache.remote())  # without a GPU verl's servers do nothing there
+    ray.get(handle.resume_kv_cache.remote())
     host, port = ray.get(handle.get_server_address.remote())
     asked = urllib.request.Request(
         f"http://{host}:{port}/update_weights_from_disk",

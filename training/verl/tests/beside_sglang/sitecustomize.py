@@ -38,8 +38,10 @@ class Changing(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             execute(module)
-            module.ServerArgs.__dataclass_fields__ = {}  # verl 0.9.1 looks for one of a dataclass
-            runpy.run_path(str(ON_CPU))
+            if not hasattr(module.ServerArgs, "__dataclass_fields__"):  # verl 0.9.1 looks for one of them
+                module.ServerArgs.__dataclass_fields__ = {}
+            if not os.environ.get("SEER_VERL_ON_GPU"):
+                runpy.run_path(str(ON_CPU))
 
         spec.loader.exec_module = exec_module
         return spec
