@@ -17,7 +17,7 @@ from slime.utils.processing_utils import (
 from seer_core.errors import ConfigError
 from seer_slime.engines import router_of
 
-__all__ = ["IMAGES", "has_images", "prompt_of", "tokenizer_of"]
+__all__ = ["IMAGES", "has_images", "processor_of", "prompt_of", "tokenizer_of"]
 
 IMAGES = "image_data"
 """The field of SGLang's requests for images."""
