@@ -17,10 +17,7 @@ from slime.utils.processing_utils import (
 from seer_core.errors import ConfigError
 from seer_slime.engines import router_of
 
-__all__ = ["IMAGES", "has_images", "processor_of", "prompt_of", "tokenizer_of"]
-
-IMAGES = "image_data"
-"""The field of SGLang's requests for images."""
+__all__ = ["has_images", "processor_of", "prompt_of", "tokenizer_of"]
 
 TOKENS = ("input_ids", "attention_mask")
 """What a processor returns for the text, and slime's trainer does not read of it."""
@@ -66,4 +63,4 @@ def prompt_of(args: Namespace, group: Sequence[Any]) -> tuple[list[int], dict[st
             read = {name: value for name, value in output.items() if name not in TOKENS}
             sample.multimodal_train_inputs = read or None
     images = [encode_image_for_rollout_engine(each) for each in first.multimodal_inputs["images"]]
-    return list(output["input_ids"][0]), {IMAGES: images}
+    return list(output["input_ids"][0]), {"image_data": images}

@@ -203,10 +203,7 @@ def _evaluate(args: Namespace, step: _Step) -> RolloutFnEvalOutput:
     reward_key = args.eval_reward_key or args.reward_key
     data = {}
     for wanted in args.eval_datasets or []:
-        keys, templated, template = (
-            _of_all(args, wanted, name)
-            for name in ("multimodal_keys", "apply_chat_template", "apply_chat_template_kwargs")
-        )
+        keys = _of_all(args, wanted, "multimodal_keys")
         prompts = Dataset(
             wanted.path,
             tokenizer=tokenizer,
@@ -217,8 +214,8 @@ def _evaluate(args: Namespace, step: _Step) -> RolloutFnEvalOutput:
             label_key=wanted.label_key,
             metadata_key=wanted.metadata_key,
             tool_key=wanted.tool_key,
-            apply_chat_template=templated,
-            apply_chat_template_kwargs=template,
+            apply_chat_template=_of_all(args, wanted, "apply_chat_template"),
+            apply_chat_template_kwargs=_of_all(args, wanted, "apply_chat_template_kwargs"),
         ).samples
         size = wanted.n_samples_per_eval_prompt
         groups = [[copy.deepcopy(prompt) for _ in range(size)] for prompt in prompts]

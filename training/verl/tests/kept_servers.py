@@ -1,6 +1,7 @@
 """Checks of verl's own servers under Seer's scheduler, whichever engine they are around."""
 
 import asyncio
+import sys
 import time
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -20,6 +21,17 @@ class Trainer:
 
 
 @contextmanager
+def cluster_of(test, *, on_gpu):
+    """Start a Ray for a module of tests, and end it; yield its number of GPUs, two logical ones on a CPU."""
+    for module in (sys.modules[__name__], test):  # Ray's workers do not find them
+        ray.cloudpickle.register_pickle_by_value(module)
+    gpus = min(2, torch.cuda.device_count()) if on_gpu else 2
+    ray.init(num_cpus=4, num_gpus=gpus, include_dashboard=False, configure_logging=False)
+    yield gpus
+    ray.shutdown()
+
+
+@contextmanager
 def served(config, count):
     """Start so many of verl's servers, and end them with their engines."""
     workers = [ray.remote(num_gpus=1, num_cpus=0)(Trainer).remote() for _ in range(count)]
@@ -32,10 +44,8 @@ def served(config, count):
             ray.get(handle.__ray_call__.remote(end_engine))
         for actor in [*servers.server_handles, *workers]:
             ray.kill(actor)
-        while any(
-            "_server_" in each for each in ray.util.list_named_actors()
-        ):  # the next have the same names
-            time.sleep(0.05)
+        while any("_server_" in name for name in ray.util.list_named_actors()):
+            time.sleep(0.05)  # the next have the same names
 
 
 def end_engine(server):

@@ -17,11 +17,10 @@ pytest.importorskip(
     "sglang", reason="SGLang is not in verl's environment for CPUs; `make verl-test` brings it in"
 )
 
-import kept_servers
 import numpy as np
 import ray
 import torch
-from kept_servers import begun, ended, expect_divided_to_equal_whole, request, rows_of, served
+from kept_servers import begun, cluster_of, ended, expect_divided_to_equal_whole, request, rows_of, served
 from seer_verl.servers import VerlServer
 
 pytestmark = pytest.mark.ray
@@ -56,12 +55,8 @@ def cluster():
             "SGLANG_USE_CPU_ENGINE": "1",
             "TORCHDYNAMO_DISABLE": "1",
         }
-    for module in (kept_servers, sys.modules[__name__]):  # Ray's workers do not find them
-        ray.cloudpickle.register_pickle_by_value(module)
-    gpus = min(2, torch.cuda.device_count()) if ON_GPU else 2  # an engine each
-    ray.init(num_cpus=4, num_gpus=gpus, include_dashboard=False, configure_logging=False)
-    yield gpus
-    ray.shutdown()
+    with cluster_of(sys.modules[__name__], on_gpu=ON_GPU) as gpus:
+        yield gpus
 
 
 @pytest.fixture(scope="module")

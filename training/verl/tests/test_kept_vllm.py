@@ -15,10 +15,9 @@ pytest.importorskip(
     "vllm", reason="vLLM is not in verl's environment for CPUs; `make verl-test` brings it in"
 )
 
-import kept_servers
 import ray
 import torch
-from kept_servers import begun, ended, expect_divided_to_equal_whole, rows_of, served
+from kept_servers import begun, cluster_of, ended, expect_divided_to_equal_whole, rows_of, served
 from peft import LoraConfig, get_peft_model
 from PIL import Image
 from seer_verl.servers import VerlServer
@@ -51,12 +50,8 @@ def cluster():
     if not ON_GPU:
         os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"  # logical ones
-    for module in (kept_servers, sys.modules[__name__]):  # Ray's workers do not find them
-        ray.cloudpickle.register_pickle_by_value(module)
-    gpus = min(2, torch.cuda.device_count()) if ON_GPU else 2  # an engine each
-    ray.init(num_cpus=4, num_gpus=gpus, include_dashboard=False, configure_logging=False)
-    yield gpus
-    ray.shutdown()
+    with cluster_of(sys.modules[__name__], on_gpu=ON_GPU) as gpus:
+        yield gpus
 
 
 @pytest.fixture
