@@ -48,6 +48,7 @@ SECTIONS: Mapping[str, Mapping[str, Case]] = {
                 "emulated": "remote_emulated",
                 "verl": "remote_verl",
                 "real": "remote_real",
+                "clients": "remote_clients",
                 "drafts": "served_drafts",
             },
             ("remote-paced", "remote-verl", "remote-real"),

