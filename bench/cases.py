@@ -51,7 +51,7 @@ SECTIONS: Mapping[str, Mapping[str, Case]] = {
                 "clients": "remote_clients",
                 "drafts": "served_drafts",
             },
-            ("remote-paced", "remote-verl", "remote-real"),
+            ("remote-paced", "remote-verl", "remote-real", "clients-slime", "clients-skyrl", "clients-trl"),
         ),
         "predictions": Case(
             "How well does the simulator predict step times and drafts?",

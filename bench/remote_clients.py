@@ -1,7 +1,9 @@
 """How long do the clients of slime, SkyRL and TRL take over real servers, by their own routing and with Seer?
 
 The bundled model on two CPU servers, whose responses follow from seeds; a framework's own client sends the
-same prompts in turns.  Each server keeps to one core.
+same prompts in turns.  Each server keeps to one core, which it shares with the client, the router and Seer.
+Prompt tokens are those of requests: tokens that a server computes again after a preemption are not among
+them.
 
   slime  its rollout function over SGLang servers behind SGLang's router (cache-aware), or Seer's function
   SkyRL  its client behind vLLM's router (consistent hashing of trajectories), or at Seer's address
@@ -29,6 +31,7 @@ from bench.remote_real import ServerUsage, cpu_s_of, spent_by, times_of
 
 DEPENDS_ON = ("seer_core", "plugins", "backends/remote", "serving/server", "contrib/slime/seer_slime")
 ROUNDS = 3
+NAMES = {"slime": "slime", "skyrl": "SkyRL", "trl": "TRL"}
 KV_TOKENS = {"short": 2048, "ample": 16384}
 
 
@@ -106,7 +109,11 @@ def table(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         first = row["arm"] == OWN
-        line = [f"{row['client']} {row['version']}" if first else "", row["kv"] if first else "", row["arm"]]
+        line = [
+            f"{NAMES[row['client']]} {row['version']}" if first else "",
+            row["kv"] if first else "",
+            row["arm"],
+        ]
         line += ["yes" if row["same"] else "NO", cell(row["total_s"])]
         line.append(cell(row["tail_s"]) if "tail_s" in row else "")
         line += [cell(row[name], ",.0f") for name in ("computed", "preemptions")]
@@ -117,9 +124,13 @@ def table(rows: Sequence[Row]) -> str:
 def answer(rows: Sequence[Row]) -> str:
     """Return how much time Seer saves each client, by the medians."""
     medians = {(row["client"], row["kv"], row["arm"]): row["total_s"]["median"] for row in rows}
-    said = [
-        f"{client} takes {less(1 - medians[client, kv, SEER] / medians[client, kv, OWN])} time with {kv} KV"
-        for client, kv, arm in medians
-        if arm == SEER
-    ]
-    return f"With Seer in place of a framework's own routing over two real servers, {', '.join(said)}."
+    saved: dict[str, list[str]] = {}
+    for client, kv, arm in medians:
+        if arm == SEER:
+            share = less(1 - medians[client, kv, SEER] / medians[client, kv, OWN])
+            saved.setdefault(client, []).append(f"{share} time where KV is {kv}")
+    return " ".join(
+        f"On two real servers {NAMES[client]}'s client takes, with Seer in place of its own routing,"
+        f" {' and '.join(said)}."
+        for client, said in saved.items()
+    )
