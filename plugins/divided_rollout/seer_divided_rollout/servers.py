@@ -8,6 +8,7 @@ the server would preempt one, and where a server at less than two thirds of the 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
@@ -31,6 +32,10 @@ Both estimates are coarse.  In the simulator 0.1 and 0.3 were alike, and 1 or 2 
 """
 ON_ITS_WAY_S = 0.02
 """A request that was sent so shortly before a report may not be in it."""
+OLDEST_REPORT_S = 5.0
+"""A response that has ended may be in reports for so long: SGLang's server measures every fifteen steps."""
+MOST_GONE = 1024
+"""So many of those are remembered, at most."""
 SLOWER = 1.5
 """A response leaves for a server whose steps take so many times less time, at least."""
 PAYS = 2.0
@@ -66,6 +71,10 @@ class Server:
     """How many responses of each group are here, by its number: they share their prompt."""
     ending: dict[Request, None] = attrs.Factory(dict)
     report: tuple[int, int, float] = (0, 0, 0.0)
+    alone: bool = True
+    """Whether the last report had no requests of other clients."""
+    gone: deque[tuple[float, float]] = attrs.Factory(lambda: deque(maxlen=MOST_GONE))
+    """When responses have ended here lately, and with how much KV."""
     chosen: int = 0
     timed: bool = False
     """Whether the time of its steps is that under load, by reports or by a chunk."""
@@ -73,6 +82,10 @@ class Server:
     """Whether it has been timed by a chunk, which is more exact than by reports."""
     measured: bool = True
     """Whether its steps have been timed since a response was sent away from here for their sake."""
+    taken_s: float = 0.0
+    """When responses were last ended elsewhere for the sake of this server."""
+    settled: bool = True
+    """Whether its steps have been timed by a response that was sent here since."""
     begun_s: float = 0.0
     """When the first response was sent here."""
     leaving: dict[Request, Server] = attrs.Factory(dict)
@@ -111,6 +124,7 @@ class Server:
     def drop(self, request: Request, finished: ChunkFinished | None) -> None:
         """Forget a request whose chunk is over, and time the steps by it."""
         written = self.written(request)
+        self.gone.append((self.now_s, self.own_kv(request)))
         sent, seq = self.sent.pop(request), request.group.seq
         self.begun_tokens -= sent.tokens - sent.steps
         if finished is not None and self.report[2]:  # what is in use is true, so what comes free has to be
@@ -120,29 +134,44 @@ class Server:
             del self.prompts[seq]
             self.begun_tokens -= self.status.prompt_kv_tokens(request.group)
         self.ending.pop(request, None)
+        if self.alone and not self.sent:
+            self.begun_tokens = 0.0  # what is left of estimates
         if finished is not None and finished.tokens >= FEWEST_TOKENS:
             share = RECENT if self.by_chunk else 1.0
             self.step_s += share * ((self.now_s - sent.at_s) / finished.tokens - self.step_s)
             self.measured = self.timed = self.by_chunk = True
+            self.settled = self.settled or sent.at_s >= self.taken_s
 
     def correct(self, running: int, waiting: int, usage: float) -> None:
         """Take in a report: what is in use, by other clients too, and how many the server has stopped."""
         if not (self.sent or usage):
             self.begun_tokens = 0.0  # what is left of sums that reports have corrected
+        if not usage:
+            self.alone = True
         if (running, waiting, usage) == self.report or not usage:
             return
         self.report = running, waiting, usage
-        used = usage * self.status.info.kv_capacity_tokens
+        gone = self._still_in(running + waiting)
+        self.alone = running + waiting <= len(self.sent) + len(gone)
+        used = max(0.0, usage * self.status.info.kv_capacity_tokens - sum(gone))
         newest = list(reversed(self.sent))
         stopped, others = newest[:waiting], newest[waiting:]
-        if others and not self.by_chunk and self._has_begun(others[0]):
+        missing = max(0, len(others) - running)  # a report may be older than they are
+        if others and not (missing or self.by_chunk) and self._has_begun(others[0]):
             self._time(used, stopped)
         used += sum(map(self.own_kv, stopped))
-        for request in others:
-            if self._has_begun(request):
+        for number, request in enumerate(others):
+            if number >= missing and self._has_begun(request):
                 break
             used += self.sent[request].tokens
         self.begun_tokens = used - len(self.sent) * self.steps
+
+    def _still_in(self, reported: int) -> list[float]:
+        """Return the KV of responses that are over, and that a report of so many seems to have yet."""
+        while self.gone and self.gone[0][0] < self.now_s - OLDEST_REPORT_S:
+            self.gone.popleft()
+        surplus = max(0, reported - len(self.sent))
+        return [kv for _, kv in reversed(self.gone)][:surplus]
 
     def _has_begun(self, request: Request) -> bool:
         """Return whether a report of now has a request for sure."""
@@ -306,28 +335,36 @@ class Servers:
     def _to_faster(self) -> Sequence[Request]:
         """Return the requests that save most time on a server with shorter steps, while none waits.
 
-        They are so few that its steps stay shorter even if they grow in proportion to the requests.
+        They are so few that its steps stay shorter even if they grow in proportion to the requests.  Where
+        so long steps follow from more requests alone, so many leave that both servers' would be alike.  The
+        next ones leave for that server once its steps with these have been timed.
         """
         for server in self._servers.values():
             if not (server.timed and server.measured) or server.ending:
                 continue
             others = self._servers.values()
-            faster = [each for each in others if each.timed and each.step_s * SLOWER < server.step_s]
+            settled = [each for each in others if each.timed and each.settled]
+            faster = [each for each in settled if each.step_s * SLOWER < server.step_s]
             if not faster:
                 continue
             best = max(faster, key=lambda each: each.free_tokens)
             server.leaving = dict.fromkeys(self._leaving(server, best), best)
             if server.leaving:
                 server.ending |= dict.fromkeys(server.leaving)
-                server.measured = False
+                server.measured = best.settled = False
+                best.taken_s = self._now_s
                 return list(server.leaving)
         return []
 
     def _leaving(self, server: Server, best: Server) -> Iterator[Request]:
         """Iterate over those that have a place on a faster server, and save more time than the move costs."""
-        free, running = best.free_tokens, max(1, len(best.sent))
-        most = max(1, int(running * server.step_s / best.step_s) - len(best.sent))
-        most = min(most, best.status.free_slots)
+        free, here, there = best.free_tokens, len(server.sent), max(1, len(best.sent))
+        slowness = server.step_s / best.step_s
+        if slowness < SLOWER * here / there:  # it may be slower for no other reason than its many responses
+            most = int((slowness - 1) / (slowness / here + 1 / there))
+        else:
+            most = int(there * slowness) - len(best.sent)
+        most = min(max(1, most), best.status.free_slots)
         for request in sorted(server.divisible(oldest=True), key=server.left, reverse=True)[:most]:
             tokens = request.context_tokens + server.written(request)
             free -= tokens - best.prompt_tokens(request)

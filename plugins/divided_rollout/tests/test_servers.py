@@ -7,7 +7,14 @@ from seer_divided_rollout.splitter import AffordableChunks, Chunks
 from seer_testing.harness import SchedulerHarness
 
 from seer_core.model import GroupContext, InstanceInfo, InstanceStatus, Request
-from seer_core.model.events import Dispatch, EndChunk, GroupSpec, InstanceReported, InstanceStarted
+from seer_core.model.events import (
+    ChunkFinished,
+    Dispatch,
+    EndChunk,
+    GroupSpec,
+    InstanceReported,
+    InstanceStarted,
+)
 from seer_core.scheduling.scheduler import Policies, Slot
 
 pytest_plugins = ["seer_testing.simulate"]
@@ -211,6 +218,65 @@ def test_a_report_corrects_steps_and_their_time_until_a_chunk_has_timed_them():
     server.correct(2, 2, (20 + 2 * 36) / 1000)
     assert [server.written(each) for each in requests] == pytest.approx([36] * 4)
     assert server.free_tokens == pytest.approx(1000 - 40 - 4 * 36)
+
+
+def server_with(responses: int) -> tuple[Server, list[Request]]:
+    """Return a server of 1,000 tokens with responses that have each begun with ten, a second ago."""
+    server = Server(InstanceStatus(InstanceInfo("a", 1000, 1, 8, 1000), 0), 0.25, 0.0)
+    group = GroupContext("g", 0, responses, prompt_tokens=10, max_tokens=100)
+    requests = [Request(group, index) for index in range(responses)]
+    for request in requests:
+        server.add(request)
+    server.move(1.0)
+    return server, requests
+
+
+def test_a_report_that_is_older_than_the_responses_there_takes_none_of_their_kv_for_free():
+    server, _ = server_with(4)
+    server.correct(1, 0, 0.011)
+    assert server.free_tokens == pytest.approx(1000 - 11 - 3 * 10)
+    assert not server.timed, "three of four are not in it"
+
+
+def test_a_report_that_still_has_responses_which_are_over_takes_none_of_their_kv_for_used():
+    server, requests = server_with(4)
+    server.correct(4, 0, 0.2)
+    for request in requests[:3]:
+        server.drop(request, ChunkFinished(request.id, "a", 40, True))
+    server.correct(4, 0, 0.25)
+    assert server.free_tokens == pytest.approx(1000 - 250 + 3 * server.own_kv(requests[3]))
+    server.drop(requests[3], ChunkFinished(requests[3].id, "a", 40, True))
+    server.move(6.5)
+    server.correct(2, 0, 0.3)
+    assert server.free_tokens == pytest.approx(700), "after so long it is of other clients"
+
+
+def test_a_server_that_is_empty_between_two_rollouts_gets_half_of_the_second_in_spite_of_late_reports():
+    cluster = Cluster()
+    cluster.serve("a")
+    cluster.serve("b")
+    first = cluster.group("g", n=4, max_tokens=100)
+    for name in ("a", "b"):
+        cluster.report(name, 2, 0, 0.12)
+    for key in sent(first):
+        cluster.finish(key, 50, stopped=True)
+    cluster.report("a", 2, 0, 0.13)
+    chunks = sent(cluster.group("h", n=4, max_tokens=100)).values()
+    assert sorted(chunk.instance_id for chunk in chunks) == ["a"] * 2 + ["b"] * 2
+
+
+def test_a_server_that_is_slower_for_its_many_responses_gives_so_many_that_both_are_alike():
+    cluster = Cluster()
+    cluster.serve("many", 2000)
+    cluster.group("g", n=6, max_tokens=1000)
+    cluster.serve("few", 2000)
+    cluster.group("h", n=2, max_tokens=1000)
+    assert [chunk.instance_id for chunk in cluster.in_flight.values()] == ["many"] * 6 + ["few"] * 2
+    cluster.write("few", 2, 32, 3.0)
+    left = cluster.report("many", 6, 0, (10 + 6 * 33) / 2000)
+    assert len(left) == 2
+    assert [sent(cluster.finish(key, 30))[key].instance_id for key in left] == ["few"] * 2
+    assert cluster.report("many", 4, 0, (10 + 4 * 35) / 2000) == [], "the time with four is not known yet"
 
 
 def test_other_instances_keep_their_chunks():
