@@ -156,7 +156,7 @@ class Server:
         used = max(0.0, usage * self.status.info.kv_capacity_tokens - sum(gone))
         newest = list(reversed(self.sent))
         stopped, others = newest[:waiting], newest[waiting:]
-        missing = max(0, len(others) - running)  # a report may be older than they are
+        missing = len(others) - running if running < len(others) / 2 else 0  # it is older than they are
         if others and not (missing or self.by_chunk) and self._has_begun(others[0]):
             self._time(used, stopped)
         used += sum(map(self.own_kv, stopped))
