@@ -31,6 +31,8 @@ from bench.remote_real import ServerUsage, cpu_s_of, spent_by, times_of
 
 DEPENDS_ON = ("seer_core", "plugins", "backends/remote", "serving/server", "contrib/slime/seer_slime")
 ROUNDS = 3
+IDLE_S = 3.0
+"""Before each rollout, so that Seer has reports without the one before, which is another client's to it."""
 NAMES = {"slime": "slime", "skyrl": "SkyRL", "trl": "TRL"}
 KV_TOKENS = {"short": 2048, "ample": 16384}
 
@@ -76,6 +78,7 @@ def _in_turns(name: str, kv: str, rows: Sequence[Row], options: argparse.Namespa
         asked = ServerSizes(Path(place), options.servers, KV_TOKENS[kv], _as_config(options.chunk))
         with CLIENTS[name](asked) as arms:
             for number, arm in turned([OWN, SEER], options.rounds, warm_up=1):
+                time.sleep(IDLE_S)
                 row, its = _measured(arms[arm], rows)
                 print(f"{name}, KV {kv}, {number}, {arm}: {row}", file=sys.stderr, flush=True)
                 if number >= 0:
